@@ -1,0 +1,43 @@
+PYTHON ?= python3
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+# One thread a process, as torchrun would set it, but without its warning.
+export OMP_NUM_THREADS ?= 1
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z]*\):.*##/make \1 \t/p' Makefile
+
+run: .venv/run  ## train with every stage in turn
+	python tools/run.py
+
+test: .venv/dev  ## check every claim
+	pytest $(PYTEST_ARGS)
+
+lint: .venv/dev  ## check the style
+	ruff check .
+	ruff format --check .
+
+cascade: .venv/dev  ## carry an uncommitted edit of FROM=singlegpu.py down the chain
+	python tools/cascade.py $(FROM)
+
+bench: .venv/bench  ## compare the speed with bare loops and with Accelerate
+	python bench/epoch_time.py
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo '$(PYTHON) is not Python 3.11 or newer: name one, as in: make run PYTHON=python3.12'; exit 1; }
+	@$(PYTHON) -m venv .venv || \
+	  { rm -rf .venv; echo 'could not make .venv: install venv (on Debian and Ubuntu: python3-venv)'; exit 1; }
+
+.venv/run: requirements.txt constraints.txt | .venv/bin/python
+	python -m pip install --disable-pip-version-check -r requirements.txt -c constraints.txt
+	@touch $@
+
+.venv/dev: requirements-dev.txt requirements.txt constraints.txt | .venv/bin/python
+	python -m pip install --disable-pip-version-check -r requirements-dev.txt -c constraints.txt
+	@touch $@
+
+.venv/bench: bench/requirements.txt constraints.txt .venv/run
+	python -m pip install --disable-pip-version-check -r bench/requirements.txt -c constraints.txt
+	@touch $@
+
+.PHONY: help run test lint cascade bench

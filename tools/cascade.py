@@ -1,0 +1,60 @@
+"""Carries an uncommitted edit of one file to all files that build on it: cascade.py singlegpu.py
+
+A three-way merge for each file of the chain: its text, and the file above it as committed and as
+edited. A conflict is left in the file, marked as git marks it, and the chain stops there.
+"""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from steps import ROOT, STEPS, sizes
+
+
+def git(*arguments):
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True)
+
+
+def merge(base, file):
+    """Merges the uncommitted edit of `base` into `file`; returns whether it went in cleanly."""
+    committed = git("show", f"HEAD:{base}")
+    if committed.returncode:
+        sys.exit(f"cascade: {base} is not committed yet, so there is no edit to carry down")
+    with tempfile.NamedTemporaryFile() as ancestor:
+        ancestor.write(committed.stdout)
+        ancestor.flush()
+        labels = ["-L", file, "-L", f"{base} as committed", "-L", f"{base} as edited"]
+        merged = git("merge-file", "-p", *labels, file, ancestor.name, base)
+    # merge-file exits with the number of conflicts, or above 127 for an error.
+    if merged.returncode > 127:
+        sys.exit(f"cascade: {merged.stderr.decode().strip()}")
+    (ROOT / file).write_bytes(merged.stdout)
+    return merged.returncode == 0
+
+
+def cascade(base):
+    for step in STEPS:
+        if step.base != base:
+            continue
+        if b"\n<<<<<<< " in (ROOT / step.file).read_bytes():
+            sys.exit(f"cascade: {step.file} still has conflict marks: resolve them first")
+        if not merge(base, step.file):
+            sys.exit(
+                f"cascade: conflict in {step.file}: resolve the marked places, "
+                f"then go on with: make cascade FROM={step.file}"
+            )
+        cascade(step.file)
+
+
+def main():
+    bases = sorted({step.base for step in STEPS})
+    if len(sys.argv) != 2 or Path(sys.argv[1]).name not in bases:
+        sys.exit(f"cascade: name the edited file, as in: make cascade FROM={bases[-1]}\n  {bases}")
+    print("before:", *sizes(), sep="\n  ")
+    cascade(Path(sys.argv[1]).name)
+    print("after:", *sizes(), sep="\n  ")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""The one list of which file builds on which. Run as a script, it prints the size of each step."""
+
+import re
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class Step(NamedTuple):
+    base: str
+    file: str
+    most: int  # changed lines that the step may have, by `changed_lines`
+    idea: str
+
+
+STEPS = [
+    Step("singlegpu.py", "multigpu.py", 34, "one process a GPU, gradients averaged"),
+    Step(
+        "multigpu.py",
+        "multigpu_torchrun.py",
+        16,
+        "torchrun starts the processes, and restarts them",
+    ),
+    Step(
+        "multigpu_torchrun.py",
+        "multinode.py",
+        12,
+        "many machines: the global rank speaks and saves",
+    ),
+]
+
+
+def changed_lines(old, new):
+    """Returns what `diff -U0 old new | grep -c '^[+-][^+-]'` prints."""
+    result = subprocess.run(["diff", "-U0", old, new], cwd=ROOT, capture_output=True, text=True)
+    if result.returncode > 1:
+        raise FileNotFoundError(result.stderr.strip())
+    return len(re.findall(r"^[+-][^+\-\n]", result.stdout, re.MULTILINE))
+
+
+def sizes():
+    """Returns one line a step: its files and how many of their lines differ."""
+    return [f"{s.base} -> {s.file}: {changed_lines(s.base, s.file)} of {s.most}" for s in STEPS]
+
+
+if __name__ == "__main__":
+    print(*sizes(), sep="\n")
