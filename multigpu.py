@@ -192,7 +192,10 @@ def main(local_rank, args):
     sys.stdout.reconfigure(line_buffering=True)  # a log file, too, shows each line at once
     device = pick_device(local_rank)
     os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(local_rank)
-    dist.init_process_group()
+    try:
+        dist.init_process_group()
+    except dist.DistNetworkError:
+        fail(f"port {os.environ['MASTER_PORT']} is taken, or nobody answers there: try another")
     torch.manual_seed(args.seed)
     dataset = ToyDataset(2048)
     model = ToyModel().to(device)
@@ -213,12 +216,9 @@ def main(local_rank, args):
 
 if __name__ == "__main__":
     args = parse_args()
-    # From the next stage on torchrun does all this.
     os.environ.setdefault("MASTER_ADDR", "localhost")
     os.environ.setdefault("MASTER_PORT", "12355")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ["WORLD_SIZE"] = str(torch.cuda.device_count() or 2)
-    if socket.socket().connect_ex(("localhost", int(os.environ["MASTER_PORT"]))) == 0:
-        fail(f"port {os.environ['MASTER_PORT']} is taken: set MASTER_PORT to a free one")
     sys.tracebacklimit = 0  # the process that failed has said why
     mp.spawn(main, args=(args,), nprocs=int(os.environ["WORLD_SIZE"]))

@@ -199,7 +199,13 @@ def parse_args():
 def main(local_rank, args):
     sys.stdout.reconfigure(line_buffering=True)  # a log file, too, shows each line at once
     device = pick_device(local_rank)
-    dist.init_process_group()
+    # After a restart torchrun's own store still holds the addresses of the dead (torch 2.13).
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
+    os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) // 2)
+    try:
+        dist.init_process_group()
+    except dist.DistNetworkError:
+        fail(f"port {os.environ['MASTER_PORT']} is taken, or nobody answers there: try another")
     torch.manual_seed(args.seed)
     dataset = ToyDataset(2048)
     model = ToyModel().to(device)

@@ -1,0 +1,208 @@
+"""Starts real processes, waits for what they print, and has the reference that they must meet."""
+
+import contextlib
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import singlegpu
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPTS = ["singlegpu.py", "multigpu.py", "multigpu_torchrun.py", "multinode.py"]
+LIMIT = 100  # seconds that any one wait may take: ten times what it takes on a busy laptop
+
+
+def free_port():
+    with socket.create_server(("localhost", 0)) as server:
+        return server.getsockname()[1]
+
+
+class Job:
+    """A started command; `output` is what it has printed so far, on stdout and stderr."""
+
+    def __init__(self, command, folder, variables, **options):
+        folder.mkdir(exist_ok=True)
+        self.command = command
+        self.log = folder / f"{len(list(folder.glob('*.log')))}.log"
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "MASTER_"))}
+        environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+        environment["OMP_NUM_THREADS"] = "1"
+        self.mark = f"TEST_JOB={uuid.uuid4()}"
+        variables = variables | dict([self.mark.split("=")])
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                # The stages are named in the commands as a reader names them, from the root.
+                re.sub(r"(?<=\s)(\w+\.py)\b", rf"{shlex.quote(str(ROOT))}/\1", command),
+                shell=True,
+                cwd=folder,
+                env=environment | variables,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                **options,
+            )
+
+    @property
+    def output(self):
+        return self.log.read_text()
+
+    def wait_for(self, text):
+        deadline = time.monotonic() + LIMIT
+        while text not in self.output:
+            assert self.process.poll() is None, f"ended without {text!r}:\n{self.output}"
+            assert time.monotonic() < deadline, f"no {text!r} in {LIMIT} s:\n{self.output}"
+            time.sleep(0.01)
+
+    def wait(self):
+        try:
+            return self.process.wait(LIMIT)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {LIMIT} s:\n{self.output}") from None
+
+    def succeeds(self):
+        assert self.wait() == 0, self.output
+        assert "warn" not in self.output.lower(), self.output
+        return self.output
+
+    def fails(self, speaker, *words):
+        """Asserts one line of `speaker`, with all `words` in it, and no traceback of it."""
+        assert self.wait() not in (0, None), self.output
+        lines = [line for line in self.output.splitlines() if line.startswith(f"{speaker}: ")]
+        assert len(lines) == 1, self.output
+        assert all(word in lines[0] for word in words), lines[0]
+        # torchrun shows a traceback of its own; none may come from a stage.
+        assert not re.search(rf'File ".*{speaker}", line', self.output), self.output
+
+    def workers(self):
+        """Returns the process ids of the ranks that this torchrun has started, by local rank."""
+        return {
+            int(variables["LOCAL_RANK"]): pid
+            for pid, variables in self.processes().items()
+            if "LOCAL_RANK" in variables
+        }
+
+    def processes(self):
+        """Returns the environment of each process of this job, orphans included, by process id."""
+        found = {}
+        for environ in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                variables = environ.read_bytes().decode(errors="replace").split("\0")
+            except OSError:
+                continue
+            if self.mark in variables:
+                found[int(environ.parent.name)] = dict(
+                    v.split("=", 1) for v in variables if "=" in v
+                )
+        return found
+
+    def end(self):
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait(LIMIT)
+
+
+class Shell:
+    def __init__(self, folder):
+        self.folder = folder
+        self.jobs = []
+
+    def start(self, command, machine=".", **variables):
+        """Starts `command` in the folder of `machine`; machines share no files with one another."""
+        self.jobs.append(Job(command, self.folder / machine, variables))
+        return self.jobs[-1]
+
+    def run(self, command, **variables):
+        return self.start(command, **variables).succeeds()
+
+    def end_all(self):
+        for job in self.jobs:
+            job.end()
+
+
+def start_stage(shell, script, processes, arguments):
+    """Starts a stage as documented; `processes` lists how many run on each machine.
+
+    All find the same files. Stage 2 knows no number of processes but that of the GPUs: it is told
+    that there are so many, and, as none of them works, trains on the CPU.
+    """
+    if script == "singlegpu.py":
+        return [shell.start(f"python {script} {arguments}")]
+    if script == "multigpu.py":
+        return [
+            shell.start(
+                f"python {script} {arguments}",
+                MASTER_PORT=str(free_port()),
+                PYTHONPATH=str(ROOT / "tests" / "fake_gpus"),
+                FAKE_GPUS=str(processes[0]),
+            )
+        ]
+    if script == "multigpu_torchrun.py":
+        command = f"torchrun --standalone --nproc_per_node={processes[0]} {script} {arguments}"
+        return [shell.start(command)]
+    meet = meeting_place()
+    return [
+        shell.start(
+            f"torchrun --nnodes={len(processes)} --nproc_per_node={n} {script} {arguments}", **meet
+        )
+        for n in processes
+    ]
+
+
+def meeting_place():
+    """Returns the variables that README tells to export on each machine."""
+    return {
+        "PET_RDZV_BACKEND": "c10d",
+        "PET_RDZV_ENDPOINT": f"localhost:{free_port()}",
+        "PET_RDZV_ID": "my_run",
+    }
+
+
+def load(path):
+    return torch.load(path, weights_only=True)
+
+
+def plain_loop(epochs, batch_size, size=2048, seed=0):
+    """Trains without any of the series' machinery; returns weights, momentum, and losses by epoch.
+
+    Each epoch takes the samples in a random order that only `seed` and the epoch's number decide.
+    """
+    dataset = singlegpu.ToyDataset(size)
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 5))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    losses = []
+    for epoch in range(epochs):
+        order = torch.randperm(size, generator=torch.Generator().manual_seed(seed + epoch))
+        for batch in order.split(batch_size):
+            optimizer.zero_grad()
+            error = model(dataset.inputs[batch]) - dataset.targets[batch]
+            loss = (error**2).mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    momentum = [optimizer.state[p]["momentum_buffer"] for p in model.parameters()]
+    losses = torch.tensor(losses).view(epochs, -1).mean(1).tolist()
+    return [p.detach() for p in model.parameters()], momentum, losses
+
+
+def trained(path):
+    """Returns weights and momentum of a snapshot, in the order of `plain_loop`."""
+    snapshot = load(path)
+    momentum = [state["momentum_buffer"] for state in snapshot["optimizer"]["state"].values()]
+    return list(snapshot["model"].values()), momentum
+
+
+def furthest(results, others):
+    """Returns the largest difference between the tensors of two lists."""
+    return max((a - b).abs().max().item() for a, b in zip(results, others, strict=True))

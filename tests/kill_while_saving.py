@@ -1,0 +1,51 @@
+"""Kills a process that saves and saves, N times: kill_while_saving.py N
+
+Forks instead of starting anew, since importing torch takes far longer than saving.
+"""
+
+import argparse
+import os
+import random
+import signal
+import sys
+import time
+
+import torch
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+import singlegpu
+
+
+def main(kills):
+    args = argparse.Namespace(snapshot_path="snapshot.pt")
+    model = torch.nn.Linear(500, 500)  # 1 MB: long enough to write that a kill hits the middle
+    optimizer = torch.optim.SGD(model.parameters())
+    trainer = singlegpu.Trainer(model, None, None, optimizer, torch.device("cpu"), args)
+    trainer._log = lambda line: None
+    trainer._save_snapshot(0.0)
+    loads, halves = 0, 0
+    random.seed(0)
+    for _ in range(kills):
+        started, start = os.pipe()
+        child = os.fork()
+        if child == 0:
+            while True:
+                trainer.epochs_run += 1
+                trainer._save_snapshot(0.0)
+                os.write(start, b".")
+        os.read(started, 1)
+        time.sleep(random.uniform(0, 0.02))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(started)
+        os.close(start)
+        halves += os.path.exists("snapshot.pt.tmp")
+        before = trainer.epochs_run
+        trainer._load_snapshot()  # ends the process with a message where it cannot
+        loads += trainer.epochs_run > before
+    print(f"{kills} kills, {loads} snapshots that load, {halves} kills in the middle of a write")
+    assert halves > kills / 10, "the kills missed what they were to hit"
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,121 @@
+"""Every stage trains the same model: on any number of ranks, interrupted or not, killed or not."""
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import termios
+
+import pytest
+import torch
+from helpers import ROOT, furthest, load, plain_loop, start_stage, trained
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return plain_loop(10, 64)
+
+
+@pytest.mark.parametrize(
+    ("script", "processes"),
+    [
+        ("multigpu.py", [2]),
+        ("multigpu.py", [4]),
+        ("multigpu_torchrun.py", [4]),
+        ("multinode.py", [1, 1]),
+        ("multinode.py", [2, 2]),
+        ("multinode.py", [3, 1]),
+    ],
+)
+def test_same_weights_on_any_number_of_ranks(shell, script, processes, reference):
+    jobs = start_stage(shell, script, processes, f"10 5 --batch_size {64 // sum(processes)}")
+    spoken = "".join(job.succeeds() for job in jobs).splitlines()
+    # One rank speaks for all, and 32 steps an epoch tell that all of them share the work.
+    assert spoken[0] == "snapshot.pt: 0 of 10 epochs done, 32 steps each"
+    saved = [re.fullmatch(r"epoch (\d+) \| loss (.+) \| saved snapshot.pt", s) for s in spoken[1:]]
+    assert [int(line[1]) for line in saved] == [5, 10]
+    weights, momentum, losses = reference
+    assert [float(line[2]) for line in saved] == pytest.approx([losses[4], losses[9]], abs=2e-6)
+    result, result_momentum = trained(shell.folder / "snapshot.pt")
+    assert furthest(result, weights) < 1e-6
+    assert furthest(result_momentum, momentum) < 1e-6
+
+
+def test_interrupted_is_uninterrupted_in_every_stage(shell):
+    """Each stage goes on from the snapshot of the one before, bit for bit like one plain loop."""
+    snapshot = shell.folder / "snapshot.pt"
+    stages = ["singlegpu.py", "multigpu.py", "multigpu_torchrun.py", "multinode.py"]
+    for epochs, script in enumerate([*stages, *stages[:1]], 1):
+        workers = epochs // 5  # the last time with a worker process for the data
+        arguments = f"{epochs} 3 --batch_size 64 --num_workers {workers}"
+        (job,) = start_stage(shell, script, [1], arguments)
+        assert f"snapshot.pt: {epochs - 1} of {epochs} epochs done, 32 steps each" in job.succeeds()
+        assert load(snapshot)["epochs_run"] == epochs
+        weights, momentum = trained(snapshot)
+        expected_weights, expected_momentum, _ = plain_loop(epochs, 64)
+        assert all(map(torch.equal, weights, expected_weights)), script
+        assert all(map(torch.equal, momentum, expected_momentum)), script
+
+
+def test_seed_changes_the_result(shell):
+    shell.run("python singlegpu.py 1 1 --seed 1")
+    result, _ = trained(shell.folder / "snapshot.pt")
+    assert all(map(torch.equal, result, plain_loop(1, 32, seed=1)[0]))
+    assert not any(map(torch.equal, result, plain_loop(1, 32)[0]))
+
+
+def test_killed_worker_comes_back(shell):
+    job = shell.start(
+        "torchrun --standalone --nproc_per_node=2 --max-restarts=3 multigpu_torchrun.py 40 5"
+    )
+    job.wait_for("epoch 10 |")
+    os.kill(job.workers()[1], signal.SIGKILL)
+    assert job.wait() == 0, job.output
+    starts = [line for line in job.output.splitlines() if "epochs done" in line]
+    assert len(starts) == 2, job.output
+    assert int(starts[1].split()[1]) >= 10
+    result, _ = trained(shell.folder / "snapshot.pt")
+    assert furthest(result, plain_loop(40, 64)[0]) < 1e-6
+
+
+def test_killed_while_saving_leaves_a_snapshot(shell):
+    """SIGKILL at 50 random moments of a script that does nothing but save."""
+    output = shell.run(f"python {ROOT}/tests/kill_while_saving.py 50")
+    assert "50 kills, 50 snapshots that load" in output
+
+
+def test_bar_on_a_terminal(tmp_path):
+    terminal, end = pty.openpty()
+    termios.tcsetwinsize(end, (24, 100))
+    command = [sys.executable, ROOT / "singlegpu.py", "3", "2"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=end, stderr=end) as process:
+        os.close(end)
+        shown = b""
+        while chunk := read(terminal):
+            shown += chunk
+    os.close(terminal)
+    assert process.returncode == 0
+    assert b"3/3" in shown and b"epoch/s" in shown and b"loss=" in shown
+    assert b"saved snapshot.pt\r\n" in shown
+
+
+def read(terminal):
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # how Linux tells that the other end is closed
+        return b""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "script", ["singlegpu.py", "multigpu.py", "multigpu_torchrun.py", "multinode.py"]
+)
+def test_gpu_trains_like_the_cpu(shell, script, reference):
+    processes = torch.cuda.device_count() if script == "multigpu.py" else 1
+    jobs = start_stage(shell, script, [processes], f"10 5 --batch_size {64 // processes}")
+    for job in jobs:
+        job.succeeds()
+    result, _ = trained(shell.folder / "snapshot.pt")
+    assert furthest([weight.cpu() for weight in result], reference[0]) < 1e-3
