@@ -209,8 +209,8 @@ def main(local_rank, args):
     torch.manual_seed(args.seed)
     dataset = ToyDataset(2048)
     model = ToyModel().to(device)
-    loss_fn = nn.MSELoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    loss_fn = nn.MSELoss()
     sampler = data.DistributedSampler(dataset, seed=args.seed)
     train_data = data.DataLoader(
         dataset,

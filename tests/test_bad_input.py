@@ -1,0 +1,168 @@
+"""What beginners do: each mistake gets one clear line, a non-zero exit, and nothing is lost."""
+
+import importlib
+import resource
+import socket
+import stat
+import subprocess
+import sys
+
+import pytest
+import torch
+from helpers import (
+    ROOT,
+    SCRIPTS,
+    furthest,
+    load,
+    meeting_place,
+    plain_loop,
+    start_stage,
+    trained,
+)
+
+import singlegpu
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ("0", "argument total_epochs: must be 1 or more, not 0"),
+        ("50 0", "argument save_every: must be 1 or more, not 0"),
+        ("-3", "argument total_epochs: must be 1 or more, not -3"),
+        ("fifty", "argument total_epochs: invalid whole_number value: 'fifty'"),
+        ("5 5 --batch_size 0", "argument --batch_size: must be 1 or more, not 0"),
+        ("5 5 --num_workers -1", "argument --num_workers: must be 0 or more, not -1"),
+        ("5 5 --seed x", "argument --seed: invalid whole_number value: 'x'"),
+        ("5 5 5", "unrecognized arguments: 5"),
+        ("--snapshot_path no/such/s.pt", "no/such: create it, or set --snapshot_path"),
+    ],
+)
+def test_arguments(script, arguments, problem, monkeypatch):
+    """Within this process, since importing torch 36 times over would take minutes."""
+    monkeypatch.setattr(sys, "argv", [script, *arguments.split()])
+    if script in ("multigpu_torchrun.py", "multinode.py"):
+        monkeypatch.setenv("LOCAL_RANK", "0")
+    with pytest.raises(SystemExit) as exit:
+        importlib.import_module(script.removesuffix(".py")).parse_args()
+    assert exit.value.code.startswith(f"{script}: ")
+    assert exit.value.code.endswith(problem)
+
+
+@pytest.mark.parametrize("script", ["multigpu_torchrun.py", "multinode.py"])
+def test_without_torchrun(shell, script):
+    shell.start(f"python {script}").fails(script, "start it with: torchrun --", script)
+
+
+@pytest.mark.parametrize("script", ["singlegpu.py", "multigpu.py"])
+def test_torchrun_on_a_stage_without(shell, script):
+    job = shell.start(f"torchrun --standalone --nproc_per_node=2 {script}")
+    job.fails(script, f"start it with: python {script} 50 10")
+
+
+def test_more_processes_than_gpus(shell):
+    job = shell.start(
+        "torchrun --standalone --nproc_per_node=2 multigpu_torchrun.py",
+        PYTHONPATH=str(ROOT / "tests" / "fake_gpus"),
+        FAKE_GPUS="1",
+        FAKE_CUDA="1",
+    )
+    host = socket.gethostname()
+    job.fails("multigpu_torchrun.py", f"{host} has 1 GPUs for 2 processes: lower --nproc_per_node")
+
+
+def broken_snapshots():
+    other = {"model": {"net1.weight": torch.zeros(3, 3)}, "optimizer": {}, "epochs_run": 1}
+    return {"other model": other, "list": [1, 2], "no keys": {}}
+
+
+@pytest.mark.parametrize("kind", [*broken_snapshots(), "text", "empty", "folder"])
+def test_what_is_no_snapshot(kind, tmp_path, monkeypatch):
+    path = tmp_path / "snapshot.pt"
+    if kind in broken_snapshots():
+        torch.save(broken_snapshots()[kind], path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.write_text("hello" if kind == "text" else "")
+    before = path.stat().st_mtime_ns
+    monkeypatch.setattr(sys, "argv", ["singlegpu.py", "5", "5", "--snapshot_path", str(path)])
+    with pytest.raises(SystemExit) as exit:
+        singlegpu.main(0, singlegpu.parse_args())
+    assert exit.value.code.startswith(f"singlegpu.py: {path} is no snapshot of this model (")
+    assert path.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("script", ["multigpu.py", "multinode.py"])
+def test_truncated_snapshot(shell, script):
+    path = shell.folder / "snapshot.pt"
+    torch.save({"model": {}, "optimizer": {}, "epochs_run": 3}, path)
+    truncated = path.read_bytes()[:700]
+    path.write_bytes(truncated)
+    (job,) = start_stage(shell, script, [2], "5 5")
+    job.fails(script, "snapshot.pt is no snapshot of this model", "move it or set --snapshot_path")
+    assert path.read_bytes() == truncated
+
+
+@pytest.mark.parametrize("script", ["singlegpu.py", "multigpu.py"])
+def test_full_disk(shell, script):
+    """A limit on the size of files stands in for the full disk: a write fails in its middle."""
+    model = singlegpu.ToyModel()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    snapshot = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epochs_run": 1}
+    torch.save(snapshot, shell.folder / "snapshot.pt")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, limits[1]))
+    try:
+        (job,) = start_stage(shell, script, [2], "3 1")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    job.fails(script, "cannot save snapshot.pt (File too large): make room, or set --snapshot_path")
+    assert load(shell.folder / "snapshot.pt")["epochs_run"] == 1
+
+
+def test_folder_of_somebody_else(tmp_path):
+    """As root, who may write anywhere, this turns into an ordinary user first."""
+    tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    code = (
+        "import os, sys; sys.path.insert(0, sys.argv.pop()); import singlegpu\n"
+        "os.getuid() or os.setuid(65534)\n"
+        "singlegpu.parse_args()"
+    )
+    command = [sys.executable, "-c", code, "--snapshot_path", tmp_path / "s.pt", ROOT]
+    result = subprocess.run(command, capture_output=True, text=True)
+    tmp_path.chmod(stat.S_IRWXU)
+    assert result.returncode == 1
+    assert result.stderr == (
+        f"singlegpu.py: cannot write into {tmp_path}: create it, or set --snapshot_path\n"
+    )
+
+
+def test_port_taken(shell):
+    with socket.create_server(("localhost", 0)) as server:
+        port = server.getsockname()[1]
+        job = shell.start("python multigpu.py 2 1", MASTER_PORT=str(port))
+        job.fails("multigpu.py", f"port {port} is taken, or nobody answers there: try another")
+
+
+def test_node_that_missed_the_snapshot(shell):
+    """Two machines without a shared disk: only one of them has the snapshot of the first run."""
+    start, go_on = (f"torchrun --nnodes=2 --nproc_per_node=1 multinode.py {n} 5" for n in (10, 20))
+    meet = meeting_place()
+    for job in [shell.start(start, machine=name, **meet) for name in ("a", "b")]:
+        job.succeeds()
+    (snapshot,) = shell.folder.glob("*/snapshot.pt")  # one process saves for all
+    assert furthest(trained(snapshot)[0], plain_loop(10, 64)[0]) < 1e-6
+    meet = meeting_place()
+    problem = f"{socket.gethostname()} starts at epoch 0, not 10: share the disk or copy the file"
+    for job in [shell.start(go_on, machine=name, **meet) for name in ("a", "b")]:
+        job.fails("multinode.py", problem)
+    assert load(snapshot)["epochs_run"] == 10
+
+
+def test_finished_run_says_so(shell):
+    command = "python singlegpu.py 1 1"
+    shell.run(command)
+    before = (shell.folder / "snapshot.pt").stat().st_mtime_ns
+    assert shell.run(command) == "snapshot.pt: 1 of 1 epochs done, ask for more to go on\n"
+    assert (shell.folder / "snapshot.pt").stat().st_mtime_ns == before

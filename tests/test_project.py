@@ -1,0 +1,94 @@
+"""The steps are as short as README says, `make run` shows them, `make cascade` keeps them."""
+
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+import steps
+from helpers import ROOT
+
+
+@pytest.mark.parametrize("step", steps.STEPS, ids=lambda step: step.file)
+def test_steps_are_short(step):
+    """Counted by the shell's own tools, as anyone would."""
+    count = f"diff -U0 {step.base} {step.file} | grep -c '^[+-][^+-]'"
+    printed = subprocess.run(count, shell=True, cwd=ROOT, capture_output=True, text=True).stdout
+    assert int(printed) == steps.changed_lines(step.base, step.file) <= step.most
+    row = next(
+        row for row in (ROOT / "README.md").read_text().splitlines() if f"`{step.file}`" in row
+    )
+    assert row.endswith(f" {printed.strip()} |")
+
+
+def test_make_run_trains_with_every_stage():
+    output = subprocess.run(
+        [sys.executable, ROOT / "tools" / "run.py"], capture_output=True, text=True
+    )
+    assert output.returncode == 0, output.stdout + output.stderr
+    assert "warn" not in (output.stdout + output.stderr).lower(), output.stdout + output.stderr
+    rows = output.stdout.rpartition("\n\n")[2].splitlines()[1:]
+    losses = [re.findall(r"(\d+\.\d+) \(", row) for row in rows]
+    assert [row.split()[0] for row in rows] == [steps.STEPS[0].base, *(s.file for s in steps.STEPS)]
+    assert all(float(last) < float(first) / 5 for first, last in losses), output.stdout
+    # Two machines with two processes each share the steps of an epoch, and one of the four speaks.
+    spoken = [line for line in output.stdout.splitlines() if line.startswith("machine ")]
+    assert [line.partition("done, ")[2] for line in spoken if "done" in line] == ["16 steps each"]
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """A repository of its own with the chain and its tools committed."""
+    shutil.copytree(ROOT / "tools", tmp_path / "tools")
+    for name in {step.base for step in steps.STEPS} | {step.file for step in steps.STEPS}:
+        shutil.copy(ROOT / name, tmp_path)
+    git = ["git", "-c", "user.name=test", "-c", "user.email=test@localhost"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "start"]):
+        subprocess.run([*git, *command], cwd=tmp_path, check=True)
+    return tmp_path
+
+
+def cascade(folder, file):
+    command = [sys.executable, folder / "tools" / "cascade.py", file]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
+def edit(path, old, new):
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def test_cascade_carries_an_edit_to_every_stage(copy):
+    edit(copy / "singlegpu.py", "lr=0.01", "lr=0.02")
+    result = cascade(copy, "singlegpu.py")
+    assert result.returncode == 0, result.stderr
+    assert all("lr=0.02" in (copy / step.file).read_text() for step in steps.STEPS)
+    before, after = result.stdout.split("after:")
+    assert before.removeprefix("before:") == after
+    # Again, with a second edit beside the first.
+    edit(copy / "singlegpu.py", "ToyDataset(2048)", "ToyDataset(1024)")
+    assert cascade(copy, "singlegpu.py").returncode == 0
+    assert all("ToyDataset(1024)" in (copy / step.file).read_text() for step in steps.STEPS)
+
+
+def test_cascade_stops_at_a_conflict(copy):
+    old = "sampler = data.RandomSampler(dataset, generator=torch.Generator())"
+    edit(copy / "singlegpu.py", old, "sampler = data.SequentialSampler(dataset)")
+    result = cascade(copy, "singlegpu.py")
+    assert result.returncode == 1
+    assert "conflict in multigpu.py" in result.stderr
+    assert "make cascade FROM=multigpu.py" in result.stderr
+    assert "<<<<<<< multigpu.py" in (copy / "multigpu.py").read_text()
+    assert "SequentialSampler" not in (copy / "multigpu_torchrun.py").read_text()
+    again = cascade(copy, "singlegpu.py")
+    assert "still has conflict marks" in again.stderr
+
+
+@pytest.mark.parametrize("name", ["", "nosuch.py", "multinode.py"])
+def test_cascade_of_nothing(copy, name):
+    result = cascade(copy, name)
+    assert result.returncode == 1
+    assert result.stderr.startswith("cascade: ")
+    assert "Traceback" not in result.stderr
