@@ -65,8 +65,8 @@ def test_cascade_carries_an_edit_to_every_stage(copy):
     result = cascade(copy, "singlegpu.py")
     assert result.returncode == 0, result.stderr
     assert all("lr=0.02" in (copy / step.file).read_text() for step in steps.STEPS)
-    before, after = result.stdout.split("after:")
-    assert before.removeprefix("before:") == after
+    after = result.stdout.partition("after:\n")[2]
+    assert [line.strip() for line in after.splitlines()] == steps.sizes()
     # Again, with a second edit beside the first.
     edit(copy / "singlegpu.py", "ToyDataset(2048)", "ToyDataset(1024)")
     assert cascade(copy, "singlegpu.py").returncode == 0
