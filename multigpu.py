@@ -107,7 +107,7 @@ class Trainer:
             os.replace(path + ".tmp", path)
         except OSError as error:
             fail(f"cannot save {path} ({error.strerror}): make room, or set --snapshot_path")
-        self._log(f"epoch {self.epochs_run} | loss {loss:.6f} | saved {path}")
+        self._log(f"epoch {self.epochs_run} | loss {loss:.4g} | saved {path}")
 
     def _load_snapshot(self):
         path = self.args.snapshot_path
@@ -133,7 +133,7 @@ class Trainer:
         bar = tqdm(range(done, total), initial=done, total=total, unit="epoch", disable=hidden)
         for epoch in bar:
             loss = self._run_epoch(epoch)
-            bar.set_postfix(loss=f"{loss:.6f}")
+            bar.set_postfix(loss=f"{loss:.4g}")
             self.epochs_run = epoch + 1
             if self.epochs_run % self.args.save_every == 0 or self.epochs_run == total:
                 self._save_snapshot(loss)

@@ -29,7 +29,7 @@ def test_make_run_trains_with_every_stage():
     assert output.returncode == 0, output.stdout + output.stderr
     assert "warn" not in (output.stdout + output.stderr).lower(), output.stdout + output.stderr
     rows = output.stdout.rpartition("\n\n")[2].splitlines()[1:]
-    losses = [re.findall(r"(\d+\.\d+) \(", row) for row in rows]
+    losses = [re.findall(r"(\S+) \(epoch", row) for row in rows]
     assert [row.split()[0] for row in rows] == [steps.STEPS[0].base, *(s.file for s in steps.STEPS)]
     assert all(float(last) < float(first) / 5 for first, last in losses), output.stdout
     # Two machines with two processes each share the steps of an epoch, and one of the four speaks.

@@ -35,7 +35,7 @@ def test_same_weights_on_any_number_of_ranks(shell, script, processes, reference
     saved = [re.fullmatch(r"epoch (\d+) \| loss (.+) \| saved snapshot.pt", s) for s in spoken[1:]]
     assert [int(line[1]) for line in saved] == [5, 10]
     weights, momentum, losses = reference
-    assert [float(line[2]) for line in saved] == pytest.approx([losses[4], losses[9]], abs=2e-6)
+    assert [float(line[2]) for line in saved] == pytest.approx([losses[4], losses[9]], rel=1e-3)
     result, result_momentum = trained(shell.folder / "snapshot.pt")
     assert furthest(result, weights) < 1e-6
     assert furthest(result_momentum, momentum) < 1e-6

@@ -79,7 +79,7 @@ def main():
     gpus = torch.cuda.device_count()
     rows = []
     for script, changed in changes.items():
-        losses = re.findall(r"epoch (\d+) \| loss ([\d.]+)", run(*commands(script, gpus)))
+        losses = re.findall(r"epoch (\d+) \| loss (\S+)", run(*commands(script, gpus)))
         (first, loss), (last, final) = losses[0], losses[-1]
         rows.append([script, f"{loss} (epoch {first})", f"{final} (epoch {last})", changed])
         print()
