@@ -1,0 +1,17 @@
+#!/bin/bash
+# Runs on every node of a Slurm step, for interactive use, and starts torchrun there:
+#   srun --nodes=2 --gres=gpu:2 ./slurm/torchrun_script.sh [SCRIPT ARGUMENTS]
+
+set -euo pipefail
+[ -n "${SLURM_STEP_NODELIST:-}" ] || {
+  echo "torchrun_script.sh: start it with: srun --nodes=2 --gres=gpu:2 $0 [SCRIPT ARGUMENTS]" >&2
+  exit 1
+}
+[ $# -gt 0 ] || set -- multinode.py
+
+host=$(scontrol show hostnames "$SLURM_STEP_NODELIST" | head -n 1)
+export OMP_NUM_THREADS=1  # what torchrun would set, with a warning
+exec torchrun \
+  --nnodes="$SLURM_STEP_NUM_NODES" --nproc_per_node="$SLURM_GPUS_ON_NODE" \
+  --rdzv_backend=c10d --rdzv_endpoint="$host:$((20000 + SLURM_JOB_ID % 10000))" \
+  --rdzv_id="$SLURM_JOB_ID.$SLURM_STEP_ID" "$@"
