@@ -81,13 +81,15 @@ class Trainer:
         """Returns the loss, averaged over the batches of the epoch."""
         # The order depends on seed and epoch alone, so that a resumed run repeats it.
         self.train_data.sampler.set_epoch(epoch)
+        # So do dropout's random numbers, which are others on each rank.
+        torch.manual_seed(hash((self.args.seed, epoch, int(os.environ.get("RANK", 0)))))
         loss = torch.zeros((), device=self.device)
         for inputs, targets in self.train_data:
             inputs = inputs.to(self.device, non_blocking=True)
             targets = targets.to(self.device, non_blocking=True)
             loss += self._run_batch(inputs, targets)
         loss /= len(self.train_data)
-        dist.all_reduce(loss)
+        dist.all_reduce(loss)  # now the sum over all ranks
         loss /= dist.get_world_size()
         return loss.item()
 
@@ -95,7 +97,7 @@ class Trainer:
         if not self.is_main:
             return
         snapshot = {
-            "model": self.model.module.state_dict(),
+            "model": self.model.module.state_dict(),  # as without DDP
             "optimizer": self.optimizer.state_dict(),
             "epochs_run": self.epochs_run,
         }
@@ -105,8 +107,9 @@ class Trainer:
             with open(path + ".tmp", "wb") as file:
                 torch.save(snapshot, file)
             os.replace(path + ".tmp", path)
-        except OSError as error:
-            fail(f"cannot save {path} ({error.strerror}): make room, or set --snapshot_path")
+        except (OSError, RuntimeError) as error:
+            reason = error.__context__ or error  # torch puts its own in front of a full disk's
+            fail(f"cannot save {path} ({reason}): make room, or set --snapshot_path")
         self._log(f"epoch {self.epochs_run} | loss {loss:.4g} | saved {path}")
 
     def _load_snapshot(self):
@@ -117,8 +120,8 @@ class Trainer:
             self.optimizer.load_state_dict(snapshot["optimizer"])
             self.epochs_run = snapshot["epochs_run"]
         except Exception as error:
-            reason = type(error).__name__
-            fail(f"{path} is no snapshot of this model ({reason}): move it or set --snapshot_path")
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:150]
+            fail(f"{path} is no snapshot of this model; move it or set --snapshot_path ({reason})")
 
     def _log(self, line):
         if not self.is_main:
@@ -128,8 +131,9 @@ class Trainer:
     def train(self):
         done, total = self.epochs_run, self.args.total_epochs
         todo = f"{len(self.train_data)} steps each" if done < total else "ask for more to go on"
-        self._log(f"{self.args.snapshot_path}: {done} of {total} epochs done, {todo}")
-        hidden = None if self.is_main else True  # tqdm then draws its bar on a terminal only
+        where = f"{self.args.snapshot_path} on {self.device}"
+        self._log(f"{where}: {done} of {total} epochs done, {todo}")
+        hidden = None if self.is_main else True  # None: on a terminal only
         bar = tqdm(range(done, total), initial=done, total=total, unit="epoch", disable=hidden)
         for epoch in bar:
             loss = self._run_epoch(epoch)
@@ -181,7 +185,7 @@ def parse_args():
     parser.add_argument("--seed", type=at_least(0), default=0)
     args = parser.parse_args()
     if "LOCAL_RANK" in os.environ:
-        fail(f"start it with: {__doc__.splitlines()[0].partition(': ')[2]}")
+        fail(f"start it with: {__doc__.splitlines()[0].partition(': ')[2]} (see also its top)")
     folder = os.path.dirname(os.path.abspath(args.snapshot_path))
     if not os.access(folder, os.W_OK):
         fail(f"cannot write into {folder}: create it, or set --snapshot_path")
@@ -195,7 +199,7 @@ def main(local_rank, args):
     try:
         dist.init_process_group()
     except dist.DistNetworkError:
-        fail(f"port {os.environ['MASTER_PORT']} is taken, or nobody answers there: try another")
+        fail(f"port {os.environ['MASTER_PORT']} is taken or silent: try another MASTER_PORT")
     torch.manual_seed(args.seed)
     dataset = ToyDataset(2048)
     model = ToyModel().to(device)

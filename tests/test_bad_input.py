@@ -89,7 +89,7 @@ def test_what_is_no_snapshot(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["singlegpu.py", "5", "5", "--snapshot_path", str(path)])
     with pytest.raises(SystemExit) as exit:
         singlegpu.main(0, singlegpu.parse_args())
-    assert exit.value.code.startswith(f"singlegpu.py: {path} is no snapshot of this model (")
+    assert exit.value.code.startswith(f"singlegpu.py: {path} is no snapshot of this model; move it")
     assert path.stat().st_mtime_ns == before
 
 
@@ -100,7 +100,9 @@ def test_truncated_snapshot(shell, script):
     truncated = path.read_bytes()[:700]
     path.write_bytes(truncated)
     (job,) = start_stage(shell, script, [2], "5 5")
-    job.fails(script, "snapshot.pt is no snapshot of this model", "move it or set --snapshot_path")
+    job.fails(
+        script, "snapshot.pt is no snapshot of this model", "move it or set --snapshot_path ("
+    )
     assert path.read_bytes() == truncated
 
 
@@ -117,8 +119,30 @@ def test_full_disk(shell, script):
         (job,) = start_stage(shell, script, [2], "3 1")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    job.fails(script, "cannot save snapshot.pt (File too large): make room, or set --snapshot_path")
+    job.fails(script, "cannot save snapshot.pt ([Errno 27] File too large): make room, or set")
     assert load(shell.folder / "snapshot.pt")["epochs_run"] == 1
+
+
+def test_full_disk_and_a_large_model(shell):
+    """torch then raises another error, since it fails to end the file that it has begun."""
+    code = (
+        "import resource, sys, torch; sys.path.insert(0, sys.argv.pop()); import singlegpu\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))\n"
+        "singlegpu.ToyModel = lambda: torch.nn.Sequential(torch.nn.Linear(10, 10**5), "
+        "torch.nn.Linear(10**5, 5))\n"
+        "singlegpu.ToyDataset = lambda size: torch.utils.data.TensorDataset("
+        "torch.zeros(1, 10), torch.zeros(1, 5))\n"
+        "singlegpu.main(0, singlegpu.parse_args())\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code, "1", "1", ROOT],
+        cwd=shell.folder,
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 1
+    assert "cannot save snapshot.pt ([Errno 27] File too large): make room" in result.stderr
+    assert len(result.stderr.splitlines()) == 1, result.stderr
 
 
 def test_folder_of_somebody_else(tmp_path):
@@ -142,7 +166,7 @@ def test_port_taken(shell):
     with socket.create_server(("localhost", 0)) as server:
         port = server.getsockname()[1]
         job = shell.start("python multigpu.py 2 1", MASTER_PORT=str(port))
-        job.fails("multigpu.py", f"port {port} is taken, or nobody answers there: try another")
+        job.fails("multigpu.py", f"port {port} is taken or silent: try another MASTER_PORT")
 
 
 def test_node_that_missed_the_snapshot(shell):
@@ -164,5 +188,5 @@ def test_finished_run_says_so(shell):
     command = "python singlegpu.py 1 1"
     shell.run(command)
     before = (shell.folder / "snapshot.pt").stat().st_mtime_ns
-    assert shell.run(command) == "snapshot.pt: 1 of 1 epochs done, ask for more to go on\n"
+    assert shell.run(command) == "snapshot.pt on cpu: 1 of 1 epochs done, ask for more to go on\n"
     assert (shell.folder / "snapshot.pt").stat().st_mtime_ns == before
