@@ -3,18 +3,23 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 # One thread a process, as torchrun would set it, but without its warning.
 export OMP_NUM_THREADS ?= 1
 
+SHELL_FILES := $(wildcard slurm/*.sbatch slurm/*.sh) .ci/run
+
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*##/make \1 \t/p' Makefile
 
 run: .venv/run  ## train with every stage in turn
 	python tools/run.py
 
-test: .venv/dev  ## check every claim
+test: .venv/dev  ## check every claim; without Slurm installed, its tests are skipped, and say so
 	pytest $(PYTEST_ARGS)
 
 lint: .venv/dev  ## check the style
 	ruff check .
 	ruff format --check .
+	for file in $(SHELL_FILES); do bash -n $$file || exit 1; done
+	@if command -v shellcheck >/dev/null; then echo shellcheck $(SHELL_FILES); shellcheck $(SHELL_FILES); \
+	else echo 'shellcheck is missing and left out: sudo apt-get install shellcheck'; fi
 
 cascade: .venv/dev  ## carry an uncommitted edit of FROM=singlegpu.py down the chain
 	python tools/cascade.py $(FROM)

@@ -24,7 +24,7 @@ def test_steps_are_short(step):
 
 def test_make_run_trains_with_every_stage():
     output = subprocess.run(
-        [sys.executable, ROOT / "tools" / "run.py"], capture_output=True, text=True
+        [sys.executable, ROOT / "tools" / "run.py", "10", "2"], capture_output=True, text=True
     )
     assert output.returncode == 0, output.stdout + output.stderr
     assert "warn" not in (output.stdout + output.stderr).lower(), output.stdout + output.stderr

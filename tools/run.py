@@ -16,6 +16,12 @@ import threading
 import torch
 from steps import ROOT, STEPS, changed_lines
 
+SLURM = ("slurm-wlm", "munge", "iproute2")
+
+
+def which(tool):
+    return shutil.which(tool, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
+
 
 def free_port():
     with socket.create_server(("localhost", 0)) as server:
@@ -54,9 +60,9 @@ def run(*commands):
     return "".join(lines)
 
 
-def commands(script, gpus):
+def commands(script, gpus, epochs):
     """Returns the commands that start `script` on this machine: one, or one for each "machine"."""
-    arguments = f"{script} 50 10 --snapshot_path runs/{script.removesuffix('.py')}.pt"
+    arguments = f"{script} {epochs} --snapshot_path runs/{script.removesuffix('.py')}.pt"
     if script == "singlegpu.py":
         return [f"python {arguments}"]
     if script == "multigpu.py":
@@ -77,12 +83,23 @@ def main():
     print(f"$ export OMP_NUM_THREADS={os.environ.setdefault('OMP_NUM_THREADS', '1')}\n")
     changes = {STEPS[0].base: ""} | {s.file: str(changed_lines(s.base, s.file)) for s in STEPS}
     gpus = torch.cuda.device_count()
+    epochs = " ".join(sys.argv[1:]) or "50 10"
     rows = []
     for script, changed in changes.items():
-        losses = re.findall(r"epoch (\d+) \| loss (\S+)", run(*commands(script, gpus)))
+        losses = re.findall(r"epoch (\d+) \| loss (\S+)", run(*commands(script, gpus, epochs)))
         (first, loss), (last, final) = losses[0], losses[-1]
         rows.append([script, f"{loss} (epoch {first})", f"{final} (epoch {last})", changed])
         print()
+    missing = [tool for tool in ("slurmctld", "munged", "ip") if not which(tool)]
+    if missing:
+        print(
+            "For the same on a Slurm cluster of your own: sudo apt-get install", *SLURM, end="\n\n"
+        )
+    else:
+        job = f"--gpus-per-node=1 slurm/multinode.sbatch {epochs} --snapshot_path runs/slurm.pt"
+        run(f"slurm/pocket-cluster -n 2 sbatch {job}")
+        log = max(ROOT.glob("multinode-*.out"), key=lambda path: path.stat().st_mtime)
+        print(log.read_text())
     rows.insert(0, ["stage", "first loss", "last loss", "changed lines"])
     for name, first, last, changed in rows:
         print(f"{name:<22}{first:<22}{last:<22}{changed}")

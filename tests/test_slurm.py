@@ -1,0 +1,297 @@
+"""The job files and launchers, each on a real Slurm, and that nothing is left of it."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from helpers import ROOT, furthest, load, plain_loop, trained
+
+MISSING = [
+    package
+    for tool, package in [("slurmctld", "slurm-wlm"), ("munged", "munge"), ("ip", "iproute2")]
+    if not shutil.which(tool, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
+]
+pytestmark = pytest.mark.skipif(
+    bool(MISSING), reason=f"get the Slurm tests with: sudo apt-get install {' '.join(MISSING)}"
+)
+# One write a line: the processes share a pipe.
+RANKS = """import os
+os.write(1, f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}\\n".encode())
+"""
+ALL_DONE = "until [ $(squeue -h | wc -l) = 0 ]; do sleep 0.1; done"
+
+
+@pytest.fixture
+def cluster(shell):
+    """Starts a pocket cluster in a folder like this repository's, to run a Bash script there."""
+    for path in [*ROOT.glob("*.py"), ROOT / "slurm"]:
+        (shell.folder / path.name).symlink_to(path)
+    (shell.folder / ".venv").symlink_to(sys.prefix)
+
+    def start(script, options=""):
+        (shell.folder / "script").write_text(f"set -eu\n{script}\n")
+        return shell.start(f"slurm/pocket-cluster {options} bash script")
+
+    return start
+
+
+def log(folder, name):
+    (path,) = folder.glob(f"{name}-*.out")
+    return path.read_text()
+
+
+class Leftovers:
+    """What this machine had before a cluster; `check` asserts that it has the same after it."""
+
+    def __init__(self, shell):
+        self.folder = shell.folder / "tmp"
+        self.folder.mkdir()
+        self.folder.chmod(0o777)
+        self.variables = {"TMPDIR": str(self.folder)}
+        self.before = self.state()
+
+    def state(self):
+        mounts = {line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()}
+        interfaces = set(os.listdir("/sys/class/net"))
+        return mounts, interfaces, set(os.listdir("/var/opt")), set(os.listdir(self.folder))
+
+    def check(self, *jobs):
+        deadline = time.monotonic() + 10
+        while any(job.processes() for job in jobs) and time.monotonic() < deadline:
+            time.sleep(0.02)  # the kernel takes a moment to end what was inside
+        assert not any(job.processes() for job in jobs)
+        assert self.state() == self.before
+
+
+def as_user(folder):
+    """Returns a command prefix that makes root an ordinary user, who finds the tool in `folder`."""
+    folder = folder / "for-all"
+    folder.mkdir()
+    shutil.copy(ROOT / "slurm" / "pocket-cluster", folder)
+    for parent in [folder, *folder.parents]:
+        if parent.stat().st_uid == os.getuid() != 0 or os.getuid() == 0:
+            parent.chmod(parent.stat().st_mode | 0o055)
+    user = "setpriv --reuid=1234 --regid=1234 --clear-groups" if os.getuid() == 0 else ""
+    return f"cd {folder} && {user} env HOME=/tmp"
+
+
+@pytest.mark.parametrize("ordinary", [False, True], ids=["as this user", "as an ordinary user"])
+def test_up_and_gone(shell, ordinary):
+    leftovers = Leftovers(shell)
+    prefix = as_user(shell.folder) if ordinary else f"cd {ROOT}/slurm && "
+    command = f"{prefix} ./pocket-cluster -n 3 srun -N3 --label bash -c 'echo $(hostname)'"
+    job = shell.start(command, **leftovers.variables)
+    assert sorted(job.succeeds().splitlines()) == ["0: node1", "1: node2", "2: node3"]
+    leftovers.check(job)
+
+
+def test_two_at_once(shell):
+    leftovers = Leftovers(shell)
+    command = f"{ROOT}/slurm/pocket-cluster -n 2 srun -N2 hostname"
+    for _ in range(3):
+        jobs = [shell.start(command, **leftovers.variables) for _ in range(2)]
+        for job in jobs:
+            assert sorted(job.succeeds().splitlines()) == ["node1", "node2"]
+        leftovers.check(*jobs)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_stopped_in_the_middle(shell, number):
+    leftovers = Leftovers(shell)
+    command = f"exec {ROOT}/slurm/pocket-cluster bash -c 'srun hostname; sleep 1000'"
+    job = shell.start(command, **leftovers.variables)
+    job.wait_for("node1")
+    os.kill(job.process.pid, number)
+    assert job.wait() != 0
+    leftovers.check(job)
+
+
+def test_parent_dies(shell):
+    leftovers = Leftovers(shell)
+    command = f"{ROOT}/slurm/pocket-cluster bash -c 'srun hostname; sleep 1000'; true"
+    job = shell.start(command, **leftovers.variables)
+    job.wait_for("node1")
+    os.kill(job.process.pid, signal.SIGKILL)  # the shell that has started it
+    leftovers.check(job)
+
+
+def test_exit_status_is_passed_on(cluster):
+    assert cluster("exit 7").wait() == 7
+
+
+def test_job_files(cluster, shell):
+    """Each trains as the same stage does by hand, with global batches of 64 in all of them."""
+    job = cluster(
+        """
+        sbatch slurm/singlegpu.sbatch 4 2 --batch_size 64 --snapshot_path singlegpu.pt
+        sbatch slurm/multigpu.sbatch 4 2 --batch_size 32 --snapshot_path multigpu.pt
+        sbatch --gpus-per-node=2 slurm/multigpu_torchrun.sbatch 4 2 --snapshot_path torchrun.pt
+        sbatch --gpus-per-node=2 slurm/multinode.sbatch 4 2 --batch_size 16 --snapshot_path four.pt
+        sbatch --gpus-per-node=1 slurm/multinode_srun.sbatch 4 2 --snapshot_path srun.pt
+        """,
+        "-n 3",
+    )
+    assert job.wait() == 0, job.output
+    assert job.output.count("COMPLETED") == 5, job.output
+    weights, _, losses = plain_loop(4, 64)
+    for path in shell.folder.glob("*.pt"):
+        assert furthest(trained(path)[0], weights) < 1e-6, path
+    logs = {path.name.rpartition("-")[0]: path.read_text() for path in shell.folder.glob("*.out")}
+    assert len(logs) == 5
+    for text in logs.values():
+        (loss,) = re.findall(r"epoch 4 \| loss (\S+)", text)
+        assert float(loss) == pytest.approx(losses[-1], rel=1e-3)
+        assert "warn" not in text.lower(), text
+
+
+def test_more_nodes_and_interactive(cluster, shell):
+    """3 nodes with 4 processes each; then a step of 2 x 2, which has every rank once."""
+    (shell.folder / "ranks.py").write_text(RANKS)
+    job = cluster(
+        f"""
+        sed 's/multinode[.]py/ranks.py/' slurm/multinode.sbatch > ranks.sbatch
+        sbatch --nodes=3 --gpus-per-node=4 ranks.sbatch; {ALL_DONE}
+        source .venv/bin/activate
+        srun --nodes=2 --gres=gpu:2 ./slurm/torchrun_script.sh ranks.py
+        """,
+        "-n 3",
+    )
+    assert job.wait() == 0, job.output
+    lines = log(shell.folder, "multinode").splitlines()
+    assert sorted(line[3:] for line in lines) == sorted(f"rank {n} of 12" for n in range(12))
+    ranks = sorted(line for line in job.output.splitlines() if line.startswith("rank"))
+    assert ranks == [f"rank {n} of 4" for n in range(4)]
+
+
+def test_torchrun_by_hand_on_each_node(cluster, shell):
+    """No Slurm step; the same arguments on both nodes, but for the number of processes."""
+    (shell.folder / "ranks.py").write_text(RANKS)
+    job = cluster(
+        """
+        source .venv/bin/activate
+        export OMP_NUM_THREADS=1 PET_RDZV_ID=by_hand
+        export PET_RDZV_BACKEND=c10d PET_RDZV_ENDPOINT=node1:29400
+        on node1 torchrun --nnodes=2 --nproc_per_node=4 ranks.py &
+        on node2 torchrun --nnodes=2 --nproc_per_node=2 ranks.py
+        wait $!
+        """
+    )
+    assert sorted(job.succeeds().splitlines()) == [f"rank {n} of 6" for n in range(6)]
+
+
+def test_requeued_and_preempted(cluster, shell):
+    """The job comes back twice, each time from its snapshot, and ends as if nothing had been."""
+    job = cluster(
+        """
+        job=$(sbatch --parsable --gpus-per-node=1 slurm/multinode.sbatch 24 2)
+        until grep -q "epoch 4 " multinode-$job.out; do sleep 0.1; done 2>/dev/null
+        scontrol requeue $job
+        until [ "$(squeue -h -o %r)" = BeginTime ]; do sleep 0.1; done
+        scontrol update job=$job StartTime=now
+        until [ $(grep -c "epochs done" multinode-$job.out) = 2 ]; do sleep 0.1; done
+        sbatch --partition=urgent --exclusive --nodes=2 --wrap hostname
+        """
+    )
+    assert job.wait() == 0, job.output
+    starts = [line for line in log(shell.folder, "multinode").splitlines() if "epochs done" in line]
+    epochs = [int(line.split(": ")[2].split()[0]) for line in starts]
+    assert len(epochs) == 3 and 4 <= epochs[1] <= epochs[2], epochs
+    assert furthest(trained(shell.folder / "snapshot.pt")[0], plain_loop(24, 64)[0]) < 1e-6
+
+
+def test_failure_fails_the_job(cluster, shell):
+    """A rank that raises on one node ends the job on both; its traceback is in the log."""
+    (shell.folder / "multinode.py").unlink()
+    (shell.folder / "multinode.py").write_text(
+        "import os, time\nif os.environ['RANK'] == '3':\n    raise RuntimeError('no such luck')\n"
+        "time.sleep(1000)\n"
+    )
+    job = cluster("sbatch --gpus-per-node=2 slurm/multinode.sbatch")
+    assert job.wait() == 1
+    assert "FAILED" in job.output
+    assert "RuntimeError: no such luck" in log(shell.folder, "multinode")
+
+
+def test_submit(cluster, shell):
+    """The same command on Slurm and on this machine."""
+    options = "--nodes 2 --gpus_per_node 1"
+    job = cluster(
+        f"""
+        source .venv/bin/activate
+        python slurm/submit.py {options} --nodelist node1,node2 multinode.py 4 --snapshot_path s.pt
+        """
+    )
+    assert job.wait() == 0, job.output
+    name, _, number = job.output.splitlines()[0].partition("     ")
+    assert name == "job"
+    assert f"follow  tail -F logs/{number}_0_log.out" in job.output
+    assert "epoch 4 | loss" in (shell.folder / f"logs/{number}_0_log.out").read_text()
+    local = shell.start(
+        f"python slurm/submit.py {options} --cluster local multinode.py 4 --snapshot_path local.pt;"
+        " until [ $(ls logs/*_result.pkl | wc -l) = 4 ]; do sleep 0.1; done"
+    )
+    assert local.wait() == 0
+    for name in ("s.pt", "local.pt"):
+        assert load(shell.folder / name)["epochs_run"] == 4
+        assert furthest(trained(shell.folder / name)[0], plain_loop(4, 64)[0]) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ("-n 0", "argument -n/--nodes: must be 1 or more, not 0"),
+        ("-g none", "argument -g/--gpus: invalid at_least_one value: 'none'"),
+        ("no-such-command", "there is no command no-such-command"),
+    ],
+)
+def test_pocket_cluster_bad_input(arguments, problem):
+    result = subprocess.run(
+        [ROOT / "slurm" / "pocket-cluster", *arguments.split()], capture_output=True, text=True
+    )
+    assert result.returncode == 1
+    assert result.stderr == f"pocket-cluster: {problem}\n"
+
+
+def test_pocket_cluster_without_slurm(tmp_path):
+    for tool in ("env", "unshare", "ip"):
+        (tmp_path / tool).symlink_to(shutil.which(tool, path="/usr/bin:/bin:/usr/sbin:/sbin"))
+    program = (ROOT / "slurm" / "pocket-cluster").read_text()
+    copy = tmp_path / "pocket-cluster"
+    copy.write_text(program.replace(":/usr/sbin:/sbin:/usr/local/sbin", ""))
+    result = subprocess.run(
+        [sys.executable, copy], env={"PATH": str(tmp_path)}, capture_output=True, text=True
+    )
+    assert result.returncode == 1
+    assert result.stderr == (
+        "pocket-cluster: not installed: munge slurm-wlm. "
+        "Try: sudo apt-get install munge slurm-wlm\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ("--nodes 0 multinode.py", "argument --nodes: must be 1 or more, not 0"),
+        ("--cluster local nosuch.py", "there is no nosuch.py here"),
+        (
+            "multinode.py",
+            "there is no Slurm here (no sbatch): log in to a cluster, or use --cluster local",
+        ),
+    ],
+)
+def test_submit_bad_input(arguments, problem):
+    result = subprocess.run(
+        [sys.executable, "slurm/submit.py", *arguments.split()],
+        cwd=ROOT,
+        env={"PATH": "/nowhere"},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 1
+    assert result.stderr == f"submit.py: {problem}\n"
