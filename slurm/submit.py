@@ -49,14 +49,23 @@ class Launch:
             ],
             env=environment,
         )
+        if stopped and job.global_rank == 0 and preempted(job.job_id):
+            subprocess.call(["scontrol", "requeue", job.job_id])
         if stopped or status == -signal.SIGUSR2:
-            signal.pause()  # Slurm, or the task of rank 0, is about to requeue the job
+            signal.pause()  # until Slurm ends this task, too; after time is up, rank 0 requeues
         if status:
             sys.exit(status)
 
     def checkpoint(self):
         """Tells submitit what to run after a requeue: the same; the snapshot knows the rest."""
         return submitit.helpers.DelayedSubmission(self)
+
+
+def preempted(job_id):
+    """Tells whether Slurm stops the job to make room for another, not since it was cancelled."""
+    show = ["scontrol", "show", "job", job_id]
+    job = subprocess.run(show, capture_output=True, text=True).stdout
+    return "JobState=RUNNING" in job and "PreemptTime=" in job and "PreemptTime=None" not in job
 
 
 def fail(problem):

@@ -192,8 +192,8 @@ def test_requeued_and_preempted(cluster, shell):
         job=$(sbatch --parsable --gpus-per-node=1 slurm/multinode.sbatch 24 2)
         until grep -q "epoch 4 " multinode-$job.out; do sleep 0.1; done 2>/dev/null
         scontrol requeue $job
-        until [ "$(squeue -h -o %r)" = BeginTime ]; do sleep 0.1; done
-        scontrol update job=$job StartTime=now
+        until [ "$(squeue -h -o %T,%r)" = PENDING,BeginTime ]; do sleep 0.1; done
+        scontrol update job=$job StartTime=now+3
         until [ $(grep -c "epochs done" multinode-$job.out) = 2 ]; do sleep 0.1; done
         sbatch --partition=urgent --exclusive --nodes=2 --wrap hostname
         """
@@ -256,6 +256,26 @@ def test_pocket_cluster_bad_input(arguments, problem):
     )
     assert result.returncode == 1
     assert result.stderr == f"pocket-cluster: {problem}\n"
+
+
+def test_user_namespaces_forbidden(shell):
+    """In a namespace of its own, in which the kernel allows no further ones."""
+    prefix = f"{as_user(shell.folder)} unshare --user --map-current-user --keep-caps"
+    forbid = "echo 0 >/proc/sys/user/max_user_namespaces && ./pocket-cluster hostname"
+    job = shell.start(f"{prefix} sh -c '{forbid}'")
+    job.fails("pocket-cluster", "this machine forbids user namespaces: run this as root, or")
+
+
+def test_not_linux():
+    code = (
+        "import platform, runpy, sys; platform.system = lambda: 'Darwin'\n"
+        "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    command = [sys.executable, "-c", code, ROOT / "slurm" / "pocket-cluster"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 1
+    assert result.stderr.startswith("pocket-cluster: needs Linux: run it in a virtual machine")
+    assert len(result.stderr.splitlines()) == 1
 
 
 def test_pocket_cluster_without_slurm(tmp_path):
