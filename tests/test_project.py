@@ -28,6 +28,8 @@ def test_make_run_trains_with_every_stage():
     )
     assert output.returncode == 0, output.stdout + output.stderr
     assert "warn" not in (output.stdout + output.stderr).lower(), output.stdout + output.stderr
+    torch_warnings = re.findall(r"\[?[WE]\d{4} .*", output.stdout + output.stderr)
+    assert not torch_warnings
     rows = output.stdout.rpartition("\n\n")[2].splitlines()[1:]
     losses = [re.findall(r"(\S+) \(epoch", row) for row in rows]
     assert [row.split()[0] for row in rows] == [steps.STEPS[0].base, *(s.file for s in steps.STEPS)]
