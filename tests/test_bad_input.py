@@ -92,7 +92,8 @@ def test_what_is_no_snapshot(kind, tmp_path, monkeypatch):
     assert path.stat().st_mtime_ns == before
 
 
-def test_truncated_snapshot(shell, script="multinode.py"):
+def test_truncated_snapshot(shell):
+    script = "multinode.py"
     path = shell.folder / "snapshot.pt"
     torch.save({"model": {}, "optimizer": {}, "epochs_run": 3}, path)
     truncated = path.read_bytes()[:700]
