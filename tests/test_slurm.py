@@ -35,9 +35,9 @@ def cluster(shell):
         (shell.folder / path.name).symlink_to(path)
     (shell.folder / ".venv").symlink_to(sys.prefix)
 
-    def start(script, options=""):
+    def start(script, options="", prefix=""):
         (shell.folder / "script").write_text(f"set -eu\n{script}\n")
-        return shell.start(f"slurm/pocket-cluster {options} bash script")
+        return shell.start(f"{prefix} slurm/pocket-cluster {options} bash script")
 
     return start
 
@@ -128,7 +128,10 @@ def test_exit_status_is_passed_on(cluster):
 
 
 def test_job_files(cluster, shell):
-    """Each trains as the same stage does by hand, with global batches of 64 in all of them."""
+    """Each trains as the same stage does by hand, with global batches of 64 in all of them.
+
+    Root becomes an ordinary user for it, but one who may read the Python that runs this.
+    """
     job = cluster(
         """
         sbatch slurm/singlegpu.sbatch 4 2 --batch_size 64 --snapshot_path singlegpu.pt
@@ -136,11 +139,14 @@ def test_job_files(cluster, shell):
         sbatch --gpus-per-node=2 slurm/multigpu_torchrun.sbatch 4 2 --snapshot_path torchrun.pt
         sbatch --gpus-per-node=2 slurm/multinode.sbatch 4 2 --batch_size 16 --snapshot_path four.pt
         sbatch --gpus-per-node=1 slurm/multinode_srun.sbatch 4 2 --snapshot_path srun.pt
+        srun id -u
         """,
         "-n 3",
+        prefix="unshare --user --map-user=1234 --map-group=1234" if os.getuid() == 0 else "",
     )
     assert job.wait() == 0, job.output
     assert job.output.count("COMPLETED") == 5, job.output
+    assert "0" not in job.output.splitlines(), "this ran as root"
     weights, _, losses = plain_loop(4, 64)
     for path in shell.folder.glob("*.pt"):
         assert furthest(trained(path)[0], weights) < 1e-6, path
