@@ -106,7 +106,9 @@ def test_two_at_once(shell):
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_stopped_in_the_middle(shell, number):
     leftovers = Leftovers(shell)
-    command = f"exec {ROOT}/slurm/pocket-cluster bash -c 'srun hostname; sleep 1000'"
+    # A shell that started the tests in the background made them, and all below, ignore Ctrl-C.
+    heed = "env --default-signal=INT"
+    command = f"exec {heed} {ROOT}/slurm/pocket-cluster bash -c 'srun hostname; sleep 1000'"
     job = shell.start(command, **leftovers.variables)
     job.wait_for("node1")
     os.kill(job.process.pid, number)
