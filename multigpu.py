@@ -215,7 +215,7 @@ def main(local_rank, args):
         pin_memory=device.type == "cuda",
     )
     Trainer(model, train_data, loss_fn, optimizer, device, args).train()
-    time.sleep(0.1)  # until gloo's threads are done: later than Python's end they abort (2.13)
+    time.sleep(0.1)  # gloo's threads tidy up: once Python ends, that aborts (torch 2.13)
     dist.destroy_process_group()
 
 

@@ -113,7 +113,7 @@ def two_ranks():
             "Accelerate / raw DDP, 2 ranks": accelerate_epoch,
         }
     )
-    time.sleep(0.1)  # until gloo's threads are done: later than Python's end they abort (2.13)
+    time.sleep(0.1)  # gloo's threads tidy up: once Python ends, that aborts (torch 2.13)
     dist.destroy_process_group()
     return ratios
 

@@ -148,7 +148,7 @@ def test_job_files(cluster, shell):
     )
     assert job.wait() == 0, job.output
     assert job.output.count("COMPLETED") == 5, job.output
-    assert "0" not in job.output.splitlines(), "this ran as root"
+    assert str(os.getuid() or 1234) in job.output.splitlines(), "this ran as root"
     weights, _, losses = plain_loop(4, 64)
     for path in shell.folder.glob("*.pt"):
         assert furthest(trained(path)[0], weights) < 1e-6, path
@@ -226,6 +226,22 @@ def test_failure_fails_the_job(cluster, shell):
     assert job.wait() == 1
     assert "FAILED" in job.output
     assert "RuntimeError: no such luck" in log(shell.folder, "multinode")
+
+
+def test_port_taken_fails_the_job(cluster, shell):
+    job = cluster(
+        """
+        job=$(sbatch --parsable --hold --gpus-per-node=1 slurm/multinode.sbatch)
+        on node1 python3 -u -m http.server $((20000 + job % 10000)) >server 2>&1 &
+        until grep -q "^Serving" server; do sleep 0.1; done
+        scontrol release $job
+        until [ $(squeue -h | wc -l) = 0 ]; do sleep 0.1; done
+        kill $!
+        """
+    )
+    assert job.wait() == 1
+    assert "FAILED" in job.output
+    assert "EADDRINUSE" in log(shell.folder, "multinode")
 
 
 def test_submit(cluster, shell):
