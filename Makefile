@@ -24,6 +24,9 @@ lint: .venv/dev  ## check the style
 cascade: .venv/dev  ## carry an uncommitted edit of FROM=singlegpu.py down the chain
 	python tools/cascade.py $(FROM)
 
+storm: .venv/run  ## break a training on three nodes, again and again: make storm FAULTS=20 SEED=1
+	python tools/storm.py $(FAULTS) $(if $(SEED),--seed $(SEED))
+
 bench: .venv/bench  ## compare the speed with bare loops and with Accelerate
 	python bench/epoch_time.py
 
@@ -45,4 +48,4 @@ bench: .venv/bench  ## compare the speed with bare loops and with Accelerate
 	python -m pip install --disable-pip-version-check -r bench/requirements.txt -c constraints.txt
 	@touch $@
 
-.PHONY: help run test lint cascade bench
+.PHONY: help run test lint cascade storm bench

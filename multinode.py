@@ -68,13 +68,12 @@ class Trainer:
         self.args = args
         self.epochs_run = 0
         if os.path.exists(args.snapshot_path):
-            self._load_snapshot()
+            self._load_snapshot(args.snapshot_path)
         self.model = nn.parallel.DistributedDataParallel(model)
-        self.is_main = os.environ["RANK"] == "0"  # one process speaks and saves for all
-        # Without a disk that all share, a node may have missed the snapshot.
-        resumed = [None] * dist.get_world_size()
-        dist.all_gather_object(resumed, (self.epochs_run, socket.gethostname()))
-        (oldest, host), (newest, _) = min(resumed), max(resumed)
+        self.is_main = os.environ["RANK"] == "0"  # one process speaks for all
+        everywhere = [None] * dist.get_world_size()
+        dist.all_gather_object(everywhere, (self.epochs_run, socket.gethostname()))
+        (oldest, host), (newest, _) = min(everywhere), max(everywhere)
         if oldest < newest:
             fail(f"{host} starts at epoch {oldest}, not {newest}: share the disk or copy the file")
 
@@ -86,7 +85,7 @@ class Trainer:
         return loss.detach()
 
     def _run_epoch(self, epoch):
-        """Returns the loss, averaged over the batches of the epoch."""
+        """Trains one epoch; `loss` is then the average over it."""
         # The order depends on seed and epoch alone, so that a resumed run repeats it.
         self.train_data.sampler.set_epoch(epoch)
         # So do dropout's random numbers, which are others on each rank.
@@ -96,12 +95,11 @@ class Trainer:
             inputs = inputs.to(self.device, non_blocking=True)
             targets = targets.to(self.device, non_blocking=True)
             loss += self._run_batch(inputs, targets)
-        loss /= len(self.train_data)
         dist.all_reduce(loss)  # now the sum over all ranks
         loss /= dist.get_world_size()
-        return loss.item()
+        self.loss = loss.item() / len(self.train_data)
 
-    def _save_snapshot(self, loss):
+    def _save_snapshot(self):
         if not self.is_main:
             return
         snapshot = {
@@ -110,18 +108,18 @@ class Trainer:
             "epochs_run": self.epochs_run,
         }
         path = self.args.snapshot_path
+        part = path + ".tmp"
         try:
             # Never half a snapshot: the old one stays until the new one is complete.
-            with open(path + ".tmp", "wb") as file:
+            with open(part, "wb") as file:
                 torch.save(snapshot, file)
-            os.replace(path + ".tmp", path)
+            os.replace(part, path)
+            self._log(f"epoch {self.epochs_run} | loss {self.loss:.4g} | saved {path}")
         except (OSError, RuntimeError) as error:
             reason = error.__context__ or error  # torch puts its own in front of a full disk's
             fail(f"cannot save {path} ({reason}): make room, or set --snapshot_path")
-        self._log(f"epoch {self.epochs_run} | loss {loss:.4g} | saved {path}")
 
-    def _load_snapshot(self):
-        path = self.args.snapshot_path
+    def _load_snapshot(self, path):
         try:
             snapshot = torch.load(path, map_location=self.device, weights_only=True)
             self.model.load_state_dict(snapshot["model"])
@@ -144,11 +142,11 @@ class Trainer:
         hidden = None if self.is_main else True  # None: on a terminal only
         bar = tqdm(range(done, total), initial=done, total=total, unit="epoch", disable=hidden)
         for epoch in bar:
-            loss = self._run_epoch(epoch)
-            bar.set_postfix(loss=f"{loss:.4g}")
+            self._run_epoch(epoch)
+            bar.set_postfix(loss=f"{self.loss:.4g}")
             self.epochs_run = epoch + 1
             if self.epochs_run % self.args.save_every == 0 or self.epochs_run == total:
-                self._save_snapshot(loss)
+                self._save_snapshot()
 
 
 def fail(problem):
@@ -210,6 +208,7 @@ def main(local_rank, args):
         dist.init_process_group()
     except dist.DistNetworkError:
         fail(f"port {os.environ['MASTER_PORT']} is taken or silent: try another MASTER_PORT")
+    print(f"rank {dist.get_rank()} of {dist.get_world_size()} starts on {socket.gethostname()}")
     torch.manual_seed(args.seed)
     dataset = ToyDataset(2048)
     model = ToyModel().to(device)

@@ -64,7 +64,7 @@ class Trainer:
         self.args = args
         self.epochs_run = 0
         if os.path.exists(args.snapshot_path):
-            self._load_snapshot()
+            self._load_snapshot(args.snapshot_path)
 
     def _run_batch(self, inputs, targets):
         self.optimizer.zero_grad()
@@ -74,7 +74,7 @@ class Trainer:
         return loss.detach()
 
     def _run_epoch(self, epoch):
-        """Returns the loss, averaged over the batches of the epoch."""
+        """Trains one epoch; `loss` is then the average over it."""
         # The order depends on seed and epoch alone, so that a resumed run repeats it.
         self.train_data.sampler.generator.manual_seed(self.args.seed + epoch)
         # So do dropout's random numbers, which are others on each rank.
@@ -84,28 +84,27 @@ class Trainer:
             inputs = inputs.to(self.device, non_blocking=True)
             targets = targets.to(self.device, non_blocking=True)
             loss += self._run_batch(inputs, targets)
-        loss /= len(self.train_data)
-        return loss.item()
+        self.loss = loss.item() / len(self.train_data)
 
-    def _save_snapshot(self, loss):
+    def _save_snapshot(self):
         snapshot = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "epochs_run": self.epochs_run,
         }
         path = self.args.snapshot_path
+        part = path + ".tmp"
         try:
             # Never half a snapshot: the old one stays until the new one is complete.
-            with open(path + ".tmp", "wb") as file:
+            with open(part, "wb") as file:
                 torch.save(snapshot, file)
-            os.replace(path + ".tmp", path)
+            os.replace(part, path)
+            self._log(f"epoch {self.epochs_run} | loss {self.loss:.4g} | saved {path}")
         except (OSError, RuntimeError) as error:
             reason = error.__context__ or error  # torch puts its own in front of a full disk's
             fail(f"cannot save {path} ({reason}): make room, or set --snapshot_path")
-        self._log(f"epoch {self.epochs_run} | loss {loss:.4g} | saved {path}")
 
-    def _load_snapshot(self):
-        path = self.args.snapshot_path
+    def _load_snapshot(self, path):
         try:
             snapshot = torch.load(path, map_location=self.device, weights_only=True)
             self.model.load_state_dict(snapshot["model"])
@@ -126,11 +125,11 @@ class Trainer:
         hidden = None  # None: on a terminal only
         bar = tqdm(range(done, total), initial=done, total=total, unit="epoch", disable=hidden)
         for epoch in bar:
-            loss = self._run_epoch(epoch)
-            bar.set_postfix(loss=f"{loss:.4g}")
+            self._run_epoch(epoch)
+            bar.set_postfix(loss=f"{self.loss:.4g}")
             self.epochs_run = epoch + 1
             if self.epochs_run % self.args.save_every == 0 or self.epochs_run == total:
-                self._save_snapshot(loss)
+                self._save_snapshot()
 
 
 def fail(problem):

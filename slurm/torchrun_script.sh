@@ -7,7 +7,7 @@ set -euo pipefail
   echo "torchrun_script.sh: start it with: srun --nodes=2 --gres=gpu:2 $0 [SCRIPT ARGUMENTS]" >&2
   exit 1
 }
-[ $# -gt 0 ] || set -- multinode.py
+[ $# -gt 0 ] || set -- elastic_ddp.py
 
 host=$(scontrol show hostnames "$SLURM_STEP_NODELIST" | head -n 1)
 export OMP_NUM_THREADS=1  # what torchrun would set, with a warning

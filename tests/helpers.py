@@ -13,12 +13,13 @@ import uuid
 from pathlib import Path
 
 import torch
+from steps import STEPS
 from torch import nn
 
 import singlegpu
 
 ROOT = Path(__file__).resolve().parent.parent
-SCRIPTS = ["singlegpu.py", "multigpu.py", "multigpu_torchrun.py", "multinode.py"]
+SCRIPTS = [STEPS[0].base, *(step.file for step in STEPS)]
 LIMIT = 180  # seconds that any one wait may take: several times what it takes on a busy laptop
 
 
@@ -56,9 +57,9 @@ class Job:
     def output(self):
         return self.log.read_text()
 
-    def wait_for(self, text):
+    def wait_for(self, text, times=1):
         deadline = time.monotonic() + LIMIT
-        while text not in self.output:
+        while self.output.count(text) < times:
             assert self.process.poll() is None, f"ended without {text!r}:\n{self.output}"
             assert time.monotonic() < deadline, f"no {text!r} in {LIMIT} s:\n{self.output}"
             time.sleep(0.01)
@@ -90,6 +91,15 @@ class Job:
             for pid, variables in self.processes().items()
             if "LOCAL_RANK" in variables
         }
+
+    def torchrun(self):
+        """Returns the process id of this job's torchrun."""
+        (pid,) = (
+            pid
+            for pid in self.processes()
+            if b"/torchrun\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        )
+        return pid
 
     def processes(self):
         """Returns the environment of each process of this job, orphans included, by process id."""
@@ -172,28 +182,30 @@ def load(path):
     return torch.load(path, weights_only=True)
 
 
-def plain_loop(epochs, batch_size, size=2048, seed=0):
+def plain_loop(epochs, batch_size, size=2048, seed=0, samples_run=0):
     """Trains without any of the series' machinery; returns weights, momentum, and losses by epoch.
 
     Each epoch takes the samples in a random order that only `seed` and the epoch's number decide.
+    After the last one come `samples_run` samples of the next.
     """
     dataset = singlegpu.ToyDataset(size)
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 5))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     losses = []
-    for epoch in range(epochs):
+    for epoch in range(epochs + 1):
         order = torch.randperm(size, generator=torch.Generator().manual_seed(seed + epoch))
-        for batch in order.split(batch_size):
+        order, total = order[: size if epoch < epochs else samples_run], 0.0
+        for batch in order.split(batch_size) if len(order) else ():
             optimizer.zero_grad()
             error = model(dataset.inputs[batch]) - dataset.targets[batch]
             loss = (error**2).mean()
             loss.backward()
             optimizer.step()
-            losses.append(loss.item())
+            total += loss.item() * len(batch)
+        losses.append(total / max(len(order), 1))
     momentum = [optimizer.state[p]["momentum_buffer"] for p in model.parameters()]
-    losses = torch.tensor(losses).view(epochs, -1).mean(1).tolist()
-    return [p.detach() for p in model.parameters()], momentum, losses
+    return [p.detach() for p in model.parameters()], momentum, losses[:epochs]
 
 
 def trained(path):

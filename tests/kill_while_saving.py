@@ -22,7 +22,8 @@ def main(kills):
     optimizer = torch.optim.SGD(model.parameters())
     trainer = singlegpu.Trainer(model, None, None, optimizer, torch.device("cpu"), args)
     trainer._log = lambda line: None
-    trainer._save_snapshot(0.0)
+    trainer.loss = 0.0
+    trainer._save_snapshot()
     loads, halves = 0, 0
     random.seed(0)
     for _ in range(kills):
@@ -31,7 +32,7 @@ def main(kills):
         if child == 0:
             while True:
                 trainer.epochs_run += 1
-                trainer._save_snapshot(0.0)
+                trainer._save_snapshot()
                 os.write(start, b".")
         os.read(started, 1)
         time.sleep(random.uniform(0, 0.02))
@@ -41,7 +42,7 @@ def main(kills):
         os.close(start)
         halves += os.path.exists("snapshot.pt.tmp")
         before = trainer.epochs_run
-        trainer._load_snapshot()  # ends the process with a message where it cannot
+        trainer._load_snapshot("snapshot.pt")  # ends the process with a message where it cannot
         loads += trainer.epochs_run > before
     print(f"{kills} kills, {loads} snapshots that load, {halves} kills in the middle of a write")
     assert halves > kills / 10, "the kills missed what they were to hit"

@@ -41,7 +41,7 @@ import singlegpu
 def test_arguments(script, arguments, problem, monkeypatch):
     """Within this process, since importing torch 36 times over would take minutes."""
     monkeypatch.setattr(sys, "argv", [script, *arguments.split()])
-    if script in ("multigpu_torchrun.py", "multinode.py"):
+    if script not in ("singlegpu.py", "multigpu.py"):
         monkeypatch.setenv("LOCAL_RANK", "0")
     with pytest.raises(SystemExit) as exit:
         importlib.import_module(script.removesuffix(".py")).parse_args()
@@ -49,7 +49,7 @@ def test_arguments(script, arguments, problem, monkeypatch):
     assert exit.value.code.endswith(problem)
 
 
-@pytest.mark.parametrize("script", ["multigpu_torchrun.py", "multinode.py"])
+@pytest.mark.parametrize("script", SCRIPTS[2:])
 def test_without_torchrun(shell, script):
     shell.start(f"python {script}").fails(script, "start it with: torchrun --", script)
 

@@ -4,13 +4,14 @@ import os
 import pty
 import re
 import signal
+import socket
 import subprocess
 import sys
 import termios
 
 import pytest
 import torch
-from helpers import ROOT, furthest, load, plain_loop, start_stage, trained
+from helpers import ROOT, SCRIPTS, furthest, load, plain_loop, start_stage, trained
 from torch import nn
 
 import singlegpu
@@ -32,6 +33,11 @@ def reference():
 def test_same_weights_on_any_number_of_ranks(shell, script, processes, reference):
     jobs = start_stage(shell, script, processes, f"10 5 --batch_size {64 // sum(processes)}")
     spoken = "".join(job.succeeds() for job in jobs).splitlines()
+    starts = [line for line in spoken if line.startswith("rank ")]
+    if script == "multinode.py":
+        host = socket.gethostname()
+        assert sorted(starts) == [f"rank {rank} of 4 starts on {host}" for rank in range(4)]
+    spoken = [line for line in spoken if line not in starts]
     # One rank speaks for all, and 32 steps an epoch tell that all of them share the work.
     assert spoken[0] == "snapshot.pt on cpu: 0 of 10 epochs done, 32 steps each"
     saved = [re.fullmatch(r"epoch (\d+) \| loss (.+) \| saved snapshot.pt", s) for s in spoken[1:]]
@@ -46,7 +52,7 @@ def test_same_weights_on_any_number_of_ranks(shell, script, processes, reference
 def test_interrupted_is_uninterrupted_in_every_stage(shell):
     """Each stage goes on from the snapshot of the one before, bit for bit like one plain loop."""
     snapshot = shell.folder / "snapshot.pt"
-    stages = ["singlegpu.py", "multigpu.py", "multigpu_torchrun.py", "multinode.py"]
+    stages = SCRIPTS[:4]
     for epochs, script in enumerate([*stages, *stages[:1]], 1):
         workers = epochs // 5  # the last time with a worker process for the data
         arguments = f"{epochs} 3 --batch_size 64 --num_workers {workers}"

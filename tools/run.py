@@ -1,19 +1,22 @@
 """Trains with every stage in turn, each with its snapshot in runs/, and sums up in a table.
 
 Every command is shown as one would type it; multinode.py runs as two "machines" that meet on
-localhost. Ports are picked free, so that nothing on this machine is in the way.
+localhost, and elastic_ddp.py as three, of which one is killed on the way. Ports are picked free, so
+that nothing on this machine is in the way.
 """
 
 import os
 import re
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import threading
 
 import torch
+from curve import draw
 from steps import ROOT, STEPS, changed_lines
 
 SLURM = ("slurm-wlm", "munge", "iproute2")
@@ -33,17 +36,23 @@ def free_port():
         return server.getsockname()[1]
 
 
-def run(*commands):
+def run(*commands, show=".", kill_at=None):
     """Runs the commands side by side; returns what they print, and stops if one of them fails.
 
-    A command may begin with NAME=value, as in a shell.
+    A command may begin with NAME=value, as in a shell. `show`, a regular expression, picks the
+    lines to print; at the first with `kill_at` in it, the last command is killed.
     """
-    lines, processes, threads = [], [], []
+    lines, processes, threads, victims = [], [], [], []
 
     def echo(pipe, prefix):
         for line in pipe:
-            print(prefix + line, end="", flush=True)
+            if re.search(show, line):
+                print(prefix + line, end="", flush=True)
             lines.append(line)
+            if kill_at and kill_at in line and not victims:
+                victims.append(processes[-1])
+                print(f"machine {len(processes) - 1}: is killed now", flush=True)
+                kill(processes[-1].pid)
 
     for number, command in enumerate(commands):
         prefix = f"machine {number}: " if len(commands) > 1 else ""
@@ -60,9 +69,15 @@ def run(*commands):
         threads[-1].start()
     for thread in threads:
         thread.join()
-    if any([process.wait() for process in processes]):
+    if any([process.wait() for process in processes if process not in victims]):
         sys.exit("the last command failed: see its output above")
     return "".join(lines)
+
+
+def kill(pid):
+    for child in subprocess.run(["pgrep", "-P", str(pid)], capture_output=True).stdout.split():
+        kill(int(child))
+    os.kill(pid, signal.SIGKILL)
 
 
 def commands(script, gpus, epochs):
@@ -74,12 +89,35 @@ def commands(script, gpus, epochs):
         return [f"MASTER_PORT={free_port()} python {arguments}"]
     if script == "multigpu_torchrun.py":
         return [f"torchrun --standalone --nproc_per_node={min(gpus, 2) or 2} {arguments}"]
-    meet = f"--rdzv_backend=c10d --rdzv_endpoint=localhost:{STORE.port} --rdzv_id=my_run"
+    meet = f"--rdzv_backend=c10d --rdzv_endpoint=localhost:{STORE.port} --rdzv_id={script}"
+    if script == "elastic_ddp.py":
+        # Each machine has a snapshot of its own: no disk is shared. The rest is as README says.
+        hasty = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
+        options = f"--nnodes=1:3 --nproc_per_node=1 --max-restarts=100 --rdzv_conf={hasty}"
+        launch = f"TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun {options} {meet} {script} {epochs}"
+        cpu = "CUDA_VISIBLE_DEVICES= " if gpus else ""
+        path = "--save_steps 8 --snapshot_path runs/elastic_ddp"
+        return [f"{cpu}{launch} {path}-{machine}.pt" for machine in range(3)]
     if gpus >= 2:  # two processes cannot share a GPU, so each "machine" gets one of its own
         launch = f"torchrun --nnodes=2 --nproc_per_node=1 {meet} {arguments}"
         return [f"CUDA_VISIBLE_DEVICES={gpu} {launch}" for gpu in range(2)]
     cpu = "CUDA_VISIBLE_DEVICES= " if gpus else ""
     return [f"{cpu}torchrun --nnodes=2 --nproc_per_node=2 {meet} {arguments}"] * 2
+
+
+def elastic(gpus, epochs):
+    """Runs the last stage, whose log is long, and draws its loss."""
+    script = "elastic_ddp.py"
+    show = r"starts on|epochs done| \+ 0 samples"
+    save_every = f"{epochs} 10".split()[1]
+    log = run(*commands(script, gpus, epochs), show=show, kill_at=f"epoch {save_every} + 0")
+    (ROOT / "runs" / "elastic_ddp.log").write_text(log)
+    command = commands(script, gpus, epochs)[0].replace("--nnodes=1:3", "--nnodes=1")
+    plain = run(command.replace(f"={script}", "=plain").replace("-0.pt", "-plain.pt"), show="^$")
+    (ROOT / "runs" / "elastic_ddp.svg").write_text(draw(log, plain))
+    print("Its loss, beside that of the last command: runs/elastic_ddp.svg; what else the machines")
+    print("said: runs/elastic_ddp.log")
+    return log
 
 
 def main():
@@ -91,7 +129,9 @@ def main():
     epochs = " ".join(sys.argv[1:]) or "50 10"
     rows = []
     for script, changed in changes.items():
-        losses = re.findall(r"epoch (\d+) \| loss (\S+)", run(*commands(script, gpus, epochs)))
+        output = elastic(gpus, epochs) if script == "elastic_ddp.py" else None
+        output = output or run(*commands(script, gpus, epochs))
+        losses = re.findall(r"epoch ([1-9]\d*)(?: \+ 0 samples)? \| loss (\S+)", output)
         (first, loss), (last, final) = losses[0], losses[-1]
         rows.append([script, f"{loss} (epoch {first})", f"{final} (epoch {last})", changed])
         print()

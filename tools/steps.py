@@ -29,6 +29,7 @@ STEPS = [
         12,
         "many machines: the global rank speaks and saves",
     ),
+    Step("multinode.py", "elastic_ddp.py", 90, "machines come and go, and nothing is lost"),
 ]
 
 

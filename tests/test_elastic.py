@@ -1,0 +1,200 @@
+"""Stage 5: whoever comes or goes, every sample counts once, and the weights are the same."""
+
+import os
+import re
+import resource
+import signal
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from helpers import LIMIT, ROOT, furthest, load, meeting_place, plain_loop, trained
+
+import elastic_ddp
+
+SCRIPT = "elastic_ddp.py"
+
+
+@pytest.mark.parametrize("size", [2048, 2047])
+@pytest.mark.parametrize("batch_size", [64, 50])
+def test_samples_of_an_epoch(size, batch_size):
+    """From any sample on, any number of ranks share what is left of the epoch, in its order."""
+    order = torch.randperm(size, generator=torch.Generator().manual_seed(3)).tolist()
+    for world_size in (1, 2, 3, 6):
+        for samples_run in (0, batch_size, 1001, size):
+            shares = []
+            for rank in range(world_size):
+                sampler = elastic_ddp.ElasticSampler([0] * size, world_size, rank)
+                sampler.batch_size, sampler.samples_run = batch_size, samples_run
+                sampler.set_epoch(3)
+                shares.append(list(sampler))
+            dealt = []
+            for step in zip(*shares, strict=True):
+                left = min(batch_size, size - samples_run - len(dealt))
+                # A rank that has no share takes the batch's first sample; it weighs nothing.
+                step = [share for rank, share in enumerate(step) if rank < left]
+                batch = [s for some in zip_uneven(step) for s in some]
+                assert len(batch) == left
+                dealt += batch
+            assert dealt == order[samples_run:]
+
+
+def zip_uneven(shares):
+    return [[s[n] for s in shares if n < len(s)] for n in range(max(map(len, shares)))]
+
+
+@pytest.mark.parametrize(("ranks", "size", "batch_size"), [(3, 2047, 50), (6, 2048, 64)])
+def test_any_number_of_ranks(shell, ranks, size, batch_size):
+    """50 samples are no multiple of 3 ranks, 64 of 6; the last batch has 47, so 2 ranks have 16."""
+    text = (ROOT / SCRIPT).read_text()
+    assert text.count("ToyDataset(2048)") == 1
+    (shell.folder / "resized.py").write_text(
+        text.replace("ToyDataset(2048)", f"ToyDataset({size})")
+    )
+    output = shell.run(
+        f"torchrun --standalone --nproc_per_node={ranks} {shell.folder}/resized.py 4 1"
+        f" --batch_size {batch_size}"
+    )
+    starts = re.findall(r"rank (\d) of (\d) starts", output)
+    assert sorted(starts) == [(str(rank), str(ranks)) for rank in range(ranks)]
+    weights, momentum, losses = plain_loop(4, batch_size, size)
+    shown = [float(loss) for loss in re.findall(r"epoch [1-4] \+ 0 samples \| loss (\S+)", output)]
+    assert shown == pytest.approx(losses, rel=1e-6)
+    result, result_momentum = trained(shell.folder / "snapshot.pt")
+    assert furthest(result, weights) < 1e-6
+    assert furthest(result_momentum, momentum) < 1e-6
+
+
+@pytest.fixture
+def double(shell):
+    """A copy of the script that calculates in float64, and a plain loop that does so, too.
+
+    After some thousand steps float32's roundings would hide a fault's traces.
+    """
+    path = shell.folder / "double.py"
+    line = "    torch.manual_seed(args.seed)\n"
+    assert (ROOT / SCRIPT).read_text().count(line) == 1
+    precise = f"    torch.set_default_dtype(torch.float64)\n{line}"
+    path.write_text((ROOT / SCRIPT).read_text().replace(line, precise))
+    torch.set_default_dtype(torch.float64)
+    yield path
+    torch.set_default_dtype(torch.float32)
+
+
+def elastic(shell, script, machine, meet):
+    """Starts one of up to three machines by hand, set to notice a death within seconds."""
+    return shell.start(
+        f"torchrun --nnodes=1:3 --nproc_per_node=1 {script} 100000 100000 --save_steps 20",
+        machine=machine,
+        PET_MAX_RESTARTS="100",
+        TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
+        PET_RDZV_CONF="last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3",
+        **meet,
+    )
+
+
+def trains(jobs, world_size):
+    """Waits until all are in a world of this size, and some steps done."""
+    start, deadline = f"of {world_size} starts", time.monotonic() + LIMIT
+    while True:
+        tails = [job.output.rpartition("rank ")[2] for job in jobs]
+        if all(start in tail for tail in tails) and any(t.count(" samples |") > 2 for t in tails):
+            return
+        assert time.monotonic() < deadline, "\n".join(job.output for job in jobs)
+        assert all(job.process.poll() is None for job in jobs), jobs[0].output
+        time.sleep(0.05)
+
+
+def stop(*jobs):
+    """Asserts that SIGTERM to torchrun ends every rank within 5 s, and that the status tells."""
+    for job in jobs:
+        os.kill(job.torchrun(), signal.SIGTERM)
+    asked = time.monotonic()
+    while any(job.workers() for job in jobs):
+        time.sleep(0.05)
+    assert time.monotonic() < asked + 5, jobs[0].output
+    assert all(job.wait() != 0 for job in jobs)
+
+
+def check_snapshot(path):
+    """Asserts that the weights are those of a plain loop up to the same sample; returns which."""
+    snapshot = load(path)
+    epochs, samples = snapshot["epochs_run"], snapshot["samples_run"]
+    weights, momentum, _ = plain_loop(epochs, 64, samples_run=samples)
+    result, result_momentum = trained(path)
+    tolerance = 1e-6 if weights[0].dtype == torch.float32 else 1e-10
+    assert furthest(result, weights) < tolerance, (epochs, samples)
+    assert furthest(result_momentum, momentum) < 10 * tolerance, (epochs, samples)
+    return epochs, samples
+
+
+def test_machines_come_and_go(shell, double):
+    """Of three without a shared disk one dies, and then another; two without any file come."""
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    meet = meeting_place() | {"PET_RDZV_ENDPOINT": f"localhost:{store.port}"}
+    a = elastic(shell, double, "a", meet)
+    b, c = (elastic(shell, double, name, meet) for name in "bc")
+    trains([a, b, c], 3)
+    b.end()
+    trains([a, c], 2)
+    c.end()
+    trains([a], 1)
+    jobs = [a, *(elastic(shell, double, name, meet) for name in ("new-b", "new-c"))]
+    trains(jobs, 3)
+    stop(*jobs)
+    # No step was lost: where one snapshot ended the next world began, at the same sample or later.
+    told = [positions(job.output) for job in (a, b, c, *jobs[1:])]
+    assert all(where == sorted(where) for where in told), told
+    ends = [check_snapshot(shell.folder / name / "snapshot.pt") for name in ("a", "new-b", "new-c")]
+    assert max(ends)[0] - min(ends)[0] <= 1
+
+
+def positions(output):
+    """Returns epoch and sample of each snapshot that the output tells of."""
+    return [(int(e), int(s)) for e, s in re.findall(r"epoch (\d+) \+ (\d+) samples", output)]
+
+
+def test_sigterm_keeps_the_last_step(shell):
+    """It goes on, on another number of ranks, in mid-epoch, with the right loss."""
+    command = f"torchrun --standalone --nproc_per_node={{}} {SCRIPT} 30 100 --save_steps 1"
+    job = shell.start(command.format(2))
+    job.wait_for("epoch 3 + 1024 samples")
+    stop(job)
+    epochs, samples = check_snapshot(shell.folder / "snapshot.pt")
+    assert (epochs, samples) == positions(job.output)[-1] >= (3, 1024)
+    output = shell.run(command.format(1).replace("30 100", f"{epochs + 1} 100"))
+    assert f"epoch {epochs} + {samples} samples" in output.splitlines()[1]
+    assert check_snapshot(shell.folder / "snapshot.pt") == (epochs + 1, 0)
+    losses = plain_loop(epochs + 1, 64)[2]
+    assert load(shell.folder / "snapshot.pt")["loss"] == pytest.approx(losses[-1], rel=1e-6)
+
+
+def test_broken_snapshot_and_full_disk(shell):
+    """One machine has half a snapshot and no room for another: it warns, and trains with the rest.
+
+    A limit on the size of files stands in for the full disk.
+    """
+    for name in ("bad", "good"):
+        (shell.folder / name).mkdir()
+    good, bad = (shell.folder / name / "snapshot.pt" for name in ("good", "bad"))
+    shell.run(f"torchrun --standalone {SCRIPT} 2 2 --snapshot_path {good}")
+    bad.write_bytes(good.read_bytes()[:700])
+    meet = meeting_place()
+    command = f"torchrun --nnodes=2 {SCRIPT} 3 1"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, limits[1]))
+    try:
+        full = shell.start(command, machine="bad", **meet)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    other = shell.start(command, machine="good", **meet)
+    assert [job.wait() for job in (full, other)] == [0, 0], full.output
+    assert "warning: snapshot.pt is no snapshot of this model" in full.output
+    assert "warning: cannot save snapshot.pt ([Errno 27] File too large): make room" in full.output
+    assert "warning" not in other.output
+    assert check_snapshot(good) == (3, 0)
+    # Broken ones alone: it ends, and leaves them as they are.
+    job = shell.start(f"torchrun --standalone {SCRIPT} 4 4", machine="bad")
+    job.fails(SCRIPT, "no snapshot.pt is of use: to start afresh, move it away")
+    assert len(bad.read_bytes()) == 700
