@@ -36,7 +36,12 @@ def test_make_run_trains_with_every_stage():
     assert all(float(last) < float(first) / 5 for first, last in losses), output.stdout
     # Two machines with two processes each share the steps of an epoch, and one of the four speaks.
     spoken = [line for line in output.stdout.splitlines() if line.startswith("machine ")]
-    assert [line.partition("done, ")[2] for line in spoken if "done" in line] == ["16 steps each"]
+    done = [line.partition("done, ")[2] for line in spoken if "multinode.pt" in line]
+    assert [steps for steps in done if steps] == ["16 steps each"]
+    # One of three machines dies on the way.
+    picture = (ROOT / "runs" / "elastic_ddp.svg").read_text()
+    assert "the world size goes from 3 to 2" in picture
+    assert "machine 2: is killed now" in spoken
 
 
 @pytest.fixture
@@ -88,7 +93,7 @@ def test_cascade_stops_at_a_conflict(copy):
     assert "still has conflict marks" in again.stderr
 
 
-@pytest.mark.parametrize("name", ["", "nosuch.py", "multinode.py"])
+@pytest.mark.parametrize("name", ["", "nosuch.py", "elastic_ddp.py"])
 def test_cascade_of_nothing(copy, name):
     result = cascade(copy, name)
     assert result.returncode == 1

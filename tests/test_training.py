@@ -26,7 +26,7 @@ def reference():
     ("script", "processes"),
     [
         ("multigpu.py", [4]),
-        ("multigpu_torchrun.py", [4]),
+        ("multigpu_torchrun.py", [2]),
         ("multinode.py", [3, 1]),
     ],
 )
