@@ -12,12 +12,9 @@ import torch
 from helpers import (
     ROOT,
     SCRIPTS,
-    furthest,
     load,
     meeting_place,
-    plain_loop,
     start_stage,
-    trained,
 )
 
 import singlegpu
@@ -75,11 +72,14 @@ def broken_snapshots():
     return {"other model": other, "list": [1, 2], "no keys": {}}
 
 
-@pytest.mark.parametrize("kind", [*broken_snapshots(), "text", "empty", "folder"])
+@pytest.mark.parametrize("kind", [*broken_snapshots(), "half", "text", "empty", "folder"])
 def test_what_is_no_snapshot(kind, tmp_path, monkeypatch):
     path = tmp_path / "snapshot.pt"
     if kind in broken_snapshots():
         torch.save(broken_snapshots()[kind], path)
+    elif kind == "half":
+        torch.save({"model": {}, "optimizer": {}, "epochs_run": 3}, path)
+        path.write_bytes(path.read_bytes()[:700])
     elif kind == "folder":
         path.mkdir()
     else:
@@ -92,20 +92,7 @@ def test_what_is_no_snapshot(kind, tmp_path, monkeypatch):
     assert path.stat().st_mtime_ns == before
 
 
-def test_truncated_snapshot(shell):
-    script = "multinode.py"
-    path = shell.folder / "snapshot.pt"
-    torch.save({"model": {}, "optimizer": {}, "epochs_run": 3}, path)
-    truncated = path.read_bytes()[:700]
-    path.write_bytes(truncated)
-    (job,) = start_stage(shell, script, [2], "5 5")
-    job.fails(
-        script, "snapshot.pt is no snapshot of this model", "move it or set --snapshot_path ("
-    )
-    assert path.read_bytes() == truncated
-
-
-def test_full_disk(shell, script="multigpu.py"):
+def test_full_disk(shell, script="singlegpu.py"):
     """A limit on the size of files stands in for the full disk: a write fails in its middle."""
     model = singlegpu.ToyModel()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -114,7 +101,7 @@ def test_full_disk(shell, script="multigpu.py"):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (3000, limits[1]))
     try:
-        (job,) = start_stage(shell, script, [2], "3 1")
+        (job,) = start_stage(shell, script, [1], "3 1")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     job.fails(script, "cannot save snapshot.pt ([Errno 27] File too large): make room, or set")
@@ -167,14 +154,13 @@ def test_port_taken(shell):
         job.fails("multigpu.py", f"port {port} is taken or silent: try another MASTER_PORT")
 
 
-def test_node_that_missed_the_snapshot(shell):
+def test_node_that_missed_the_snapshot(shell, monkeypatch):
     """Two machines without a shared disk: only one of them has the snapshot of the first run."""
-    start, go_on = (f"torchrun --nnodes=2 --nproc_per_node=1 multinode.py {n} 5" for n in (10, 20))
-    meet = meeting_place()
-    for job in [shell.start(start, machine=name, **meet) for name in ("a", "b")]:
-        job.succeeds()
-    (snapshot,) = shell.folder.glob("*/snapshot.pt")  # one process saves for all
-    assert furthest(trained(snapshot)[0], plain_loop(10, 64)[0]) < 1e-6
+    (shell.folder / "a").mkdir()
+    snapshot = shell.folder / "a" / "snapshot.pt"
+    monkeypatch.setattr(sys, "argv", ["singlegpu.py", "10", "--snapshot_path", str(snapshot)])
+    singlegpu.main(0, singlegpu.parse_args())
+    go_on = "torchrun --nnodes=2 --nproc_per_node=1 multinode.py 20 5"
     meet = meeting_place()
     problem = f"{socket.gethostname()} starts at epoch 0, not 10: share the disk or copy the file"
     for job in [shell.start(go_on, machine=name, **meet) for name in ("a", "b")]:

@@ -141,7 +141,7 @@ def test_job_files(cluster, shell):
         sbatch --gpus-per-node=2 slurm/multigpu_torchrun.sbatch 4 2 --snapshot_path torchrun.pt
         sbatch --gpus-per-node=2 slurm/multinode.sbatch 4 2 --batch_size 16 --snapshot_path four.pt
         sbatch --gpus-per-node=1 slurm/multinode_srun.sbatch 4 2 --snapshot_path srun.pt
-        sbatch --gpus-per-node=1 slurm/elastic_ddp.sbatch 4 2 --snapshot_path elastic.pt
+        sbatch --nodes=1 --gpus-per-node=2 slurm/elastic_ddp.sbatch 4 2 --snapshot_path el.pt
         srun id -u
         """,
         "-n 3",
@@ -196,68 +196,30 @@ def test_torchrun_by_hand_on_each_node(cluster, shell):
     assert sorted(job.succeeds().splitlines()) == [f"rank {n} of 6" for n in range(6)]
 
 
-def test_requeued_and_preempted(cluster, shell):
-    """The job comes back twice, each time from its snapshot, and ends as if nothing had been."""
+def test_preempted(cluster, shell):
+    """The job comes back, from its snapshot, and ends as if nothing had been."""
     job = cluster(
         """
         job=$(sbatch --parsable --gpus-per-node=1 slurm/multinode.sbatch 24 2)
         until grep -q "epoch 4 " multinode-$job.out; do sleep 0.1; done 2>/dev/null
-        scontrol requeue $job
-        until [ "$(squeue -h -o %T,%r)" = PENDING,BeginTime ]; do sleep 0.1; done
-        scontrol update job=$job StartTime=now+3
-        until [ $(grep -c "epochs done" multinode-$job.out) = 2 ]; do sleep 0.1; done
         sbatch --partition=urgent --exclusive --nodes=2 --wrap hostname
         """
     )
     assert job.wait() == 0, job.output
     starts = [line for line in log(shell.folder, "multinode").splitlines() if "epochs done" in line]
     epochs = [int(line.split(": ")[2].split()[0]) for line in starts]
-    assert len(epochs) == 3 and 4 <= epochs[1] <= epochs[2], epochs
+    assert len(epochs) == 2 and epochs[1] >= 4, epochs
     assert furthest(trained(shell.folder / "snapshot.pt")[0], plain_loop(24, 64)[0]) < 1e-6
 
 
-def test_elastic_job(cluster, shell):
-    """Requeued, preempted, and its first node dead: it goes on from the very step each time.
-
-    No disk is shared: the snapshots are in the nodes' own memory.
-    """
-    job = cluster(
-        """
-        snapshot=/dev/shm/snapshot.pt
-        job=$(sbatch --parsable --nodes=2 --gpus-per-node=1 slurm/elastic_ddp.sbatch \\
-          40 40 --save_steps 4 --snapshot_path $snapshot)
-        log=elastic_ddp-$job.out
-        steps() { until grep -q "epoch $1 + .*samples" $log; do sleep 0.1; done 2>/dev/null; }
-        soon() {
-          until [ "$(squeue -h -o %T,%r)" = PENDING,BeginTime ]; do sleep 0.1; done
-          scontrol update job=$job StartTime=now+3
-        }
-        steps 2; scontrol requeue $job; soon
-        steps 5; sbatch --partition=urgent --exclusive --nodes=2 --wrap hostname
-        until grep -q COMPLETED <(scontrol show job $((job + 1))); do sleep 0.1; done; soon
-        steps 8; power off node1; sleep 1; power on node1; soon
-        until [ $(squeue -h | wc -l) = 0 ]; do sleep 0.1; done
-        for node in node1 node2; do on $node cp $snapshot $node.pt; done
-        """
-    )
-    assert job.wait() == 0, job.output
-    text = log(shell.folder, "elastic_ddp")
-    lives = text.split("rank 0 of 2 starts")
-    told = [re.findall(r"epoch (\d+) \+ (\d+) samples", life) for life in lives[1:]]
-    told = [[(int(epoch), int(samples)) for epoch, samples in life] for life in told]
-    assert len(told) == 4, text
-    assert told[1][0] == told[0][-1] and told[2][0] == told[1][-1] and told[3][0] >= told[2][-1]
-    for path in shell.folder.glob("node?.pt"):
-        assert load(path)["epochs_run"] == 40
-        assert furthest(trained(path)[0], plain_loop(40, 64)[0]) < 2e-6, path
-
-
 def test_storm(shell):
-    """A short one of `make storm`."""
-    command = f"python {ROOT}/tools/storm.py 1 --seed 4 --epochs 30 --kinds half_a_snapshot"
+    """A short one of `make storm`; with this seed it is the batch host whose power fails."""
+    kinds = "half_a_snapshot power preemption"
+    command = f"python {ROOT}/tools/storm.py 3 --seed 546 --epochs 60 --kinds {kinds}"
     job = shell.start(command)
     assert job.wait() == 0, job.output
-    assert "1 of 1 faults, seed 4: job COMPLETED" in job.output
+    assert re.search("node1: power cut for 5 seconds, after epoch [1-9]", job.output), job.output
+    assert "3 of 3 faults, seed 546: job COMPLETED" in job.output
 
 
 def test_failure_fails_the_job(cluster, shell):

@@ -25,8 +25,7 @@ def reference():
 @pytest.mark.parametrize(
     ("script", "processes"),
     [
-        ("multigpu.py", [4]),
-        ("multigpu_torchrun.py", [2]),
+        ("multigpu.py", [2]),
         ("multinode.py", [3, 1]),
     ],
 )

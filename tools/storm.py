@@ -2,13 +2,15 @@
 
 Starts slurm/elastic_ddp.sbatch on a pocket cluster, without a shared disk, and does to it what
 happens to machines: so many faults, each of a random kind, on a random node, at a random moment,
-some of them before it is up again. The verdict compares the weights at the end with those of
-singlegpu.py, which nothing disturbs. Both calculate in float64, in copies of the scripts in
+half of them before it is up again. Every kind comes once before one comes again. The verdict: has
+it ever gone back behind a snapshot that it told of, and are the weights at the end those of
+singlegpu.py, which nothing disturbs? Both calculate in float64, in copies of the scripts in
 runs/storm/: in float32 the roundings of so many steps are not small beside a fault's traces.
 """
 
 import argparse
 import collections
+import math
 import os
 import random
 import re
@@ -100,6 +102,12 @@ def requeue(node, job):
     run("scontrol", "requeue", job)
 
 
+def preemption(node, job):
+    """preempted by a job that is more urgent"""
+    urgent = "sbatch --partition=urgent --exclusive --nodes=3 --output=urgent.out --wrap hostname"
+    run(*urgent.split())
+
+
 KINDS = {
     kind.__name__: kind
     for kind in (
@@ -112,6 +120,7 @@ KINDS = {
         cable,
         power,
         requeue,
+        preemption,
     )
 }
 
@@ -119,9 +128,10 @@ KINDS = {
 class Storm:
     def __init__(self, args):
         self.args = args
-        self.started, self.hurried = time.monotonic(), False
+        self.started, self.hurried = time.monotonic(), -math.inf
         epochs = f"{args.epochs} {args.epochs}"
-        command = f"--gpus-per-node=1 slurm/elastic_ddp.sbatch {epochs} --snapshot_path {SNAPSHOT}"
+        command = f"--gpus-per-node=1 slurm/elastic_ddp.sbatch {epochs}"
+        command += f" --save_steps 16 --snapshot_path {SNAPSHOT}"
         self.say(f"$ sbatch {command}")
         self.job = run("sbatch", "--parsable", *command.split()).strip()
         self.log = Path(f"elastic_ddp-{self.job}.out")
@@ -132,18 +142,21 @@ class Storm:
     def running(self):
         """Returns whether the job is in the queue; a requeued one need not wait for two minutes."""
         state = run("squeue", "--noheader", f"--jobs={self.job}", "--format=%T %r").split()
-        waits = state == ["PENDING", "BeginTime"]
-        if waits and not self.hurried:
+        if state == ["PENDING", "BeginTime"] and time.monotonic() > self.hurried + 10:
             run("scontrol", "update", f"JobId={self.job}", "StartTime=now+3")
-        self.hurried = waits
+            self.hurried = time.monotonic()
         return bool(state)
 
     def read(self):
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
+    def positions(self):
+        """Returns epoch and sample of each snapshot that the log tells of."""
+        found = re.findall(r"epoch (\d+) \+ (\d+) samples", self.read())
+        return [(int(epoch), int(samples)) for epoch, samples in found]
+
     def position(self):
-        found = re.findall(r"epoch \d+ \+ \d+ samples", self.read())
-        return found[-1] if found else "nothing"
+        return "after epoch {}, sample {}".format(*[(0, 0), *self.positions()][-1])
 
     def wait(self, ready=lambda: False):
         """Waits until `ready()` or until the job has ended."""
@@ -159,10 +172,15 @@ class Storm:
         """Returns how many faults of each kind came before the job's end."""
         chance, done = random.Random(self.args.seed), collections.Counter()
         self.wait(lambda: "epochs done" in self.read())
+        kinds = []
         for _ in range(self.args.faults):
-            moment = time.monotonic() + chance.uniform(0, 12)
+            kinds = kinds or chance.sample(self.args.kinds, len(self.args.kinds))
+            told = len(self.positions())
+            if chance.random() < 0.5:
+                self.wait(lambda told=told: len(self.positions()) > told)
+            moment = time.monotonic() + chance.uniform(0, 10)
             self.wait(lambda moment=moment: time.monotonic() > moment)
-            kind, node = KINDS[chance.choice(self.args.kinds)], chance.choice(NODES)
+            kind, node = KINDS[kinds.pop()], chance.choice(NODES)
             if not self.running():
                 break
             self.say(f"{node}: {kind.__doc__}, {self.position()}")
@@ -202,7 +220,7 @@ def inside(args):
     storm = Storm(args)
     faults = storm.blow()
     state = re.search(r"JobState=(\w+)", run("scontrol", "show", "job", storm.job))[1]
-    storm.say(f"job {state} at {storm.position()}; the same without faults ...")
+    storm.say(f"job {state} {storm.position()}; the same without faults ...")
     epochs = [str(args.epochs)] * 2
     run(
         sys.executable,
@@ -215,6 +233,8 @@ def inside(args):
     furthest = max((weights[name] - plain[name]).abs().max().item() for name in plain)
     print(*(f"{number} x {KINDS[name].__doc__}" for name, number in faults.items()), sep="\n")
     good = state == "COMPLETED" and furthest < 1e-9 and faults.total() == args.faults
+    if storm.positions() != sorted(storm.positions()):
+        good = print("BAD: it went back behind a snapshot")
     print(
         f"{faults.total()} of {args.faults} faults, seed {args.seed}: job {state}, largest", end=" "
     )
