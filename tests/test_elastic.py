@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import LIMIT, ROOT, furthest, load, meeting_place, plain_loop, trained
+from helpers import LIMIT, ROOT, free_port, furthest, load, meeting_place, plain_loop, trained
 
 import elastic_ddp
 import singlegpu
@@ -100,6 +100,13 @@ def elastic(shell, script, machine, meet):
     )
 
 
+def alone():
+    """Returns what torchrun would set for a single process."""
+    ranks = {"RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0", "WORLD_SIZE": "1"}
+    # The script takes half of the number: see its comment there.
+    return ranks | {"MASTER_ADDR": "localhost", "MASTER_PORT": str(2 * free_port())}
+
+
 def trains(jobs, world_size):
     """Waits until all are in a world of this size, and some steps done."""
     start, deadline = f"of {world_size} starts", time.monotonic() + LIMIT
@@ -168,7 +175,7 @@ def test_sigterm_keeps_the_last_step(shell):
     stop(job)
     epochs, samples = check_snapshot(shell.folder / "snapshot.pt")
     assert (epochs, samples) == positions(job.output)[-1] >= (3, 1024)
-    output = shell.run(command.format(1).replace("30 100", f"{epochs + 1} 100"))
+    output = shell.run(f"python {SCRIPT} {epochs + 1} 100", **alone())
     assert f"epoch {epochs} + {samples} samples" in output.splitlines()[1]
     assert check_snapshot(shell.folder / "snapshot.pt") == (epochs + 1, 0)
     losses = plain_loop(epochs + 1, 64)[2]
@@ -202,6 +209,6 @@ def test_broken_snapshot_and_full_disk(shell, monkeypatch):
     assert "warning" not in other.output
     assert check_snapshot(good) == (3, 0)
     # Broken ones alone: it ends, and leaves them as they are.
-    job = shell.start(f"torchrun --standalone {SCRIPT} 4 4", machine="bad")
+    job = shell.start(f"python {SCRIPT} 4 4", machine="bad", **alone())
     job.fails(SCRIPT, "no snapshot.pt is of use: to start afresh, move it away")
     assert len(bad.read_bytes()) == 700

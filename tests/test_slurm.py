@@ -200,7 +200,8 @@ def test_preempted(cluster, shell):
     """The job comes back, from its snapshot, and ends as if nothing had been."""
     job = cluster(
         """
-        job=$(sbatch --parsable --gpus-per-node=1 slurm/multinode.sbatch 24 2)
+        job=$(sbatch --parsable --nodes=1 --gpus-per-node=1 slurm/multinode.sbatch 24 2 \\
+          --batch_size 64)
         until grep -q "epoch 4 " multinode-$job.out; do sleep 0.1; done 2>/dev/null
         sbatch --partition=urgent --exclusive --nodes=2 --wrap hostname
         """
@@ -214,12 +215,12 @@ def test_preempted(cluster, shell):
 
 def test_storm(shell):
     """A short one of `make storm`; with this seed it is the batch host whose power fails."""
-    kinds = "half_a_snapshot power preemption"
-    command = f"python {ROOT}/tools/storm.py 3 --seed 546 --epochs 60 --kinds {kinds}"
+    kinds = "power preemption"
+    command = f"python {ROOT}/tools/storm.py 2 --seed 354 --epochs 60 --kinds {kinds}"
     job = shell.start(command)
     assert job.wait() == 0, job.output
     assert re.search("node1: power cut for 5 seconds, after epoch [1-9]", job.output), job.output
-    assert "3 of 3 faults, seed 546: job COMPLETED" in job.output
+    assert "2 of 2 faults, seed 354: job COMPLETED" in job.output
 
 
 def test_failure_fails_the_job(cluster, shell):
