@@ -5,7 +5,7 @@ happens to machines: so many faults, each of a random kind, on a random node, at
 half of them before it is up again. Every kind comes once before one comes again. The verdict: has
 it ever gone back behind a snapshot that it told of, and are the weights at the end those of
 singlegpu.py, which nothing disturbs? Both calculate in float64, in copies of the scripts in
-runs/storm/: in float32 the roundings of so many steps are not small beside a fault's traces.
+runs/storm-SEED: in float32 the roundings of so many steps are not small beside a fault's traces.
 """
 
 import argparse
@@ -26,7 +26,6 @@ from steps import ROOT
 
 NODES = ("node1", "node2", "node3")
 SNAPSHOT = "/dev/shm/snapshot.pt"  # on each node its own
-FOLDER = ROOT / "runs" / "storm"
 LIMIT = 300  # seconds without a word in the log: several times what the slowest fault costs
 
 
@@ -191,17 +190,17 @@ class Storm:
         return done
 
 
-def prepare():
-    shutil.rmtree(FOLDER, ignore_errors=True)
-    FOLDER.mkdir(parents=True)
+def prepare(folder):
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     for name in ("slurm", ".venv"):
-        (FOLDER / name).symlink_to(ROOT / name)
+        (folder / name).symlink_to(ROOT / name)
     for script in ("singlegpu.py", "elastic_ddp.py"):
         last_import = "from tqdm import tqdm\n"
         before, found, after = (ROOT / script).read_text().partition(last_import)
         assert found, script
         text = f"{before}{found}\ntorch.set_default_dtype(torch.float64)\n{after}"
-        (FOLDER / script).write_text(text)
+        (folder / script).write_text(text)
 
 
 def newest_snapshot():
@@ -216,7 +215,6 @@ def newest_snapshot():
 
 
 def inside(args):
-    os.chdir(FOLDER)
     storm = Storm(args)
     faults = storm.blow()
     state = re.search(r"JobState=(\w+)", run("scontrol", "show", "job", storm.job))[1]
@@ -251,9 +249,11 @@ def main():
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     args.epochs = args.epochs or 40 * args.faults
+    folder = ROOT / "runs" / f"storm-{args.seed}"
     if args.inside:
+        os.chdir(folder)
         inside(args)
-    prepare()
+    prepare(folder)
     command = [ROOT / "slurm" / "pocket-cluster", "-n", "3", "-g", "1", sys.executable, __file__]
     sys.exit(subprocess.call([*command, *sys.argv[1:], "--seed", str(args.seed), "--inside"]))
 
