@@ -150,7 +150,7 @@ def main():
         print(*re.findall(r"0: .+ epochs done.+|0: .+ saved .+", log.read_text()), "", sep="\n")
     rows.insert(0, ["stage", "first loss", "last loss", "changed lines"])
     for name, first, last, changed in rows:
-        print(f"{name:<22}{first:<22}{last:<22}{changed}")
+        print(f"{name:<22}{first:<24}{last:<24}{changed}")
 
 
 if __name__ == "__main__":
