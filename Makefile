@@ -3,6 +3,9 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 # One thread a process, as torchrun would set it, but without its warning.
 export OMP_NUM_THREADS ?= 1
 
+# What cog fills, and what it needs for that.
+COG := -I tools -p "from fences import fence; from colours import styles" docs/*.md docs/assets/*.css
+
 SHELL_FILES := $(wildcard slurm/*.sbatch slurm/*.sh) .ci/run
 
 help:  ## list the targets
@@ -20,6 +23,12 @@ lint: .venv/dev  ## check the style
 	for file in $(SHELL_FILES); do bash -n $$file || exit 1; done
 	@if command -v shellcheck >/dev/null; then echo shellcheck $(SHELL_FILES); shellcheck $(SHELL_FILES); \
 	else echo 'shellcheck is missing and left out: sudo apt-get install shellcheck'; fi
+
+docs: .venv/dev  ## refresh the diffs in the pages, check them, and build the site into site/
+	python tools/drawings.py
+	cog -r -P --verbosity=1 $(COG)
+	python tools/check_docs.py
+	PYTHONPATH=tools zensical build --strict --clean
 
 cascade: .venv/dev  ## carry an uncommitted edit of FROM=singlegpu.py down the chain
 	python tools/cascade.py $(FROM)
@@ -48,4 +57,10 @@ bench: .venv/bench  ## compare the speed with bare loops and with Accelerate
 	python -m pip install --disable-pip-version-check -r bench/requirements.txt -c constraints.txt
 	@touch $@
 
-.PHONY: help run test lint cascade storm bench
+# Apart from the rest, since it is large and has pins of its own: the schema of slurm/aws-cluster.yaml.
+.venv/aws: constraints.txt | .venv/bin/python
+	python -m venv $@
+	$@/bin/python -m pip install --disable-pip-version-check aws-parallelcluster -c constraints.txt
+	@touch $@
+
+.PHONY: help run test lint docs cascade storm bench

@@ -1,8 +1,9 @@
 import os
+import sys
 
 import pytest
 import torch
-from helpers import Shell
+from helpers import ROOT, Shell
 
 
 @pytest.fixture
@@ -11,6 +12,20 @@ def shell(tmp_path):
     shell = Shell(tmp_path)
     yield shell
     shell.end_all()
+
+
+@pytest.fixture
+def cluster(shell):
+    """Starts a pocket cluster in a folder like this repository's, to run a Bash script there."""
+    for path in [*ROOT.glob("*.py"), ROOT / "slurm"]:
+        (shell.folder / path.name).symlink_to(path)
+    (shell.folder / ".venv").symlink_to(sys.prefix)
+
+    def start(script, options="", prefix=""):
+        (shell.folder / "script").write_text(f"set -eu\n{script}\n")
+        return shell.start(f"{prefix} slurm/pocket-cluster {options} bash script")
+
+    return start
 
 
 def pytest_collection_modifyitems(items):

@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import time
 import uuid
 from pathlib import Path
 
+import pytest
 import torch
 from steps import STEPS
 from torch import nn
@@ -21,6 +23,55 @@ import singlegpu
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = [STEPS[0].base, *(step.file for step in STEPS)]
 LIMIT = 180  # seconds that any one wait may take: several times what it takes on a busy laptop
+
+MISSING = [
+    package
+    for tool, package in [("slurmctld", "slurm-wlm"), ("munged", "munge"), ("ip", "iproute2")]
+    if not shutil.which(tool, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
+]
+needs_slurm = pytest.mark.skipif(
+    bool(MISSING), reason=f"get the Slurm tests with: sudo apt-get install {' '.join(MISSING)}"
+)
+
+
+def shown_commands():
+    """Returns each line that README or the docs tell to type, and on which page."""
+    commands = {}
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        for fence in re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+            for line in fence.splitlines():
+                # A comment behind it is not typed, nor is what stands for another command.
+                commands.setdefault(line.partition("  #")[0].strip(), page.name)
+    return commands
+
+
+def shown(lines, *changes):
+    """Returns lines as README or the docs show them, with (old, new) `changes` to fit the test.
+
+    That they are shown is asserted; and test_docs.py asserts that what is shown is passed in here.
+    """
+    for line in lines.splitlines():
+        assert line.strip() in shown_commands(), f"{line.strip()!r} is shown nowhere"
+    return changed(lines, changes)
+
+
+def symptoms():
+    """Returns what docs/hangs.md says that one sees, line by line."""
+    page = (ROOT / "docs" / "hangs.md").read_text()
+    return "".join(re.findall(r"^```text\n(.*?)^```", page, re.DOTALL | re.MULTILINE)).splitlines()
+
+
+def symptom(line, *changes):
+    """Returns a line as docs/hangs.md shows it, with (old, new) `changes`; see `shown`."""
+    assert line in symptoms(), f"{line!r} is no symptom in docs/hangs.md"
+    return changed(line, changes)
+
+
+def changed(text, changes):
+    for old, new in changes:
+        assert old in text, (old, text)
+        text = text.replace(old, new)
+    return text
 
 
 def free_port():
@@ -147,11 +198,14 @@ def start_stage(shell, script, processes, arguments):
     that there are so many, and, as none of them works, trains on the CPU.
     """
     if script == "singlegpu.py":
-        return [shell.start(f"python {script} {arguments}")]
+        return [shell.start(shown("python singlegpu.py 50 10", ("50 10", arguments)))]
     if script == "multigpu.py":
         return [
             shell.start(
-                f"python {script} {arguments}",
+                shown(
+                    "python multigpu.py 50 10 --snapshot_path multigpu.pt",
+                    ("50 10 --snapshot_path multigpu.pt", arguments),
+                ),
                 MASTER_PORT=str(free_port()),
                 PYTHONPATH=str(ROOT / "tests" / "fake_gpus"),
                 FAKE_GPUS=str(processes[0]),
@@ -160,10 +214,19 @@ def start_stage(shell, script, processes, arguments):
     if script == "multigpu_torchrun.py":
         command = f"torchrun --standalone --nproc_per_node={processes[0]} {script} {arguments}"
         return [shell.start(command)]
-    meet = meeting_place()
+    port = str(free_port())
     return [
         shell.start(
-            f"torchrun --nnodes={len(processes)} --nproc_per_node={n} {script} {arguments}", **meet
+            shown(
+                "export PET_RDZV_BACKEND=c10d PET_RDZV_ENDPOINT=localhost:29400"
+                " PET_RDZV_ID=my_run\n"
+                "torchrun --nnodes=2 --nproc_per_node=4 multinode.py 50 10"
+                " --snapshot_path multinode.pt",
+                ("29400", port),
+                ("--nnodes=2", f"--nnodes={len(processes)}"),
+                ("--nproc_per_node=4", f"--nproc_per_node={n}"),
+                ("50 10 --snapshot_path multinode.pt", arguments),
+            )
         )
         for n in processes
     ]

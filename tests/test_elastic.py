@@ -10,7 +10,17 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import LIMIT, ROOT, free_port, furthest, load, meeting_place, plain_loop, trained
+from helpers import (
+    LIMIT,
+    ROOT,
+    free_port,
+    furthest,
+    load,
+    meeting_place,
+    plain_loop,
+    shown,
+    trained,
+)
 
 import elastic_ddp
 import singlegpu
@@ -88,15 +98,25 @@ def double(shell):
     torch.set_default_dtype(torch.float32)
 
 
-def elastic(shell, script, machine, meet):
+def elastic(shell, script, machine, port):
     """Starts one of up to three machines by hand, set to notice a death within seconds."""
     return shell.start(
-        f"torchrun --nnodes=1:3 --nproc_per_node=1 {script} 100000 100000 --save_steps 5",
+        shown(
+            "export OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES=\n"
+            "export PET_RDZV_BACKEND=c10d PET_RDZV_ENDPOINT=localhost:29400 PET_RDZV_ID=my_run\n"
+            "export PET_MAX_RESTARTS=100 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1\n"
+            "export PET_RDZV_CONF=last_call_timeout=1,keep_alive_interval=1,"
+            "keep_alive_max_attempt=3\n"
+            "torchrun --nnodes=1:3 --nproc_per_node=2 elastic_ddp.py 5000 100"
+            " --snapshot_path NAME.pt",
+            ("29400", str(port)),
+            ("--nproc_per_node=2", "--nproc_per_node=1"),
+            (
+                "elastic_ddp.py 5000 100 --snapshot_path NAME.pt",
+                f"{script} 100000 100000 --save_steps 5",
+            ),
+        ),
         machine=machine,
-        PET_MAX_RESTARTS="100",
-        TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
-        PET_RDZV_CONF="last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3",
-        **meet,
     )
 
 
@@ -145,14 +165,12 @@ def check_snapshot(path):
 def test_machines_come_and_go(shell, double):
     """Of three without a shared disk two die at once; two without any file come."""
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    meet = meeting_place() | {"PET_RDZV_ENDPOINT": f"localhost:{store.port}"}
-    a = elastic(shell, double, "a", meet)
-    b, c = (elastic(shell, double, name, meet) for name in "bc")
+    a, b, c = (elastic(shell, double, name, store.port) for name in "abc")
     trains([a, b, c], 3)
     b.end()
     c.end()
     trains([a], 1)
-    jobs = [a, *(elastic(shell, double, name, meet) for name in ("new-b", "new-c"))]
+    jobs = [a, *(elastic(shell, double, name, store.port) for name in ("new-b", "new-c"))]
     trains(jobs, 3)
     stop(*jobs)
     # No step was lost: where one snapshot ended the next world began, at the same sample or later.

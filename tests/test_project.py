@@ -7,24 +7,32 @@ import sys
 
 import pytest
 import steps
-from helpers import ROOT
+from helpers import ROOT, furthest, plain_loop, shown, symptom, trained
 
 
-@pytest.mark.parametrize("step", steps.STEPS, ids=lambda step: step.file)
+@pytest.mark.parametrize("step", steps.STEPS + steps.JOB_STEPS, ids=lambda step: step.file)
 def test_steps_are_short(step):
     """Counted by the shell's own tools, as anyone would."""
     count = f"diff -U0 {step.base} {step.file} | grep -c '^[+-][^+-]'"
     printed = subprocess.run(count, shell=True, cwd=ROOT, capture_output=True, text=True).stdout
     assert int(printed) == steps.changed_lines(step.base, step.file) <= step.most
-    row = next(
-        row for row in (ROOT / "README.md").read_text().splitlines() if f"`{step.file}`" in row
-    )
-    assert row.endswith(f" {printed.strip()} |")
+    if step in steps.STEPS:
+        rows = (ROOT / "README.md").read_text().splitlines()
+        row = next(row for row in rows if f"`{step.file}`" in row)
+        assert row.endswith(f" {printed.strip()} |")
+
+
+def test_diff_as_shown():
+    command = shown("diff --color -U0 multigpu.py multigpu_torchrun.py")
+    diff = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True).stdout
+    assert '+    main(int(os.environ["LOCAL_RANK"]), args)' in diff
 
 
 def test_make_run_trains_with_every_stage():
     output = subprocess.run(
-        [sys.executable, ROOT / "tools" / "run.py", "10", "2"], capture_output=True, text=True
+        [sys.executable, ROOT / "tools" / "run.py", "10", "2", "--no-slurm"],
+        capture_output=True,
+        text=True,
     )
     assert output.returncode == 0, output.stdout + output.stderr
     assert "warn" not in (output.stdout + output.stderr).lower(), output.stdout + output.stderr
@@ -37,7 +45,12 @@ def test_make_run_trains_with_every_stage():
     # Two machines with two processes each share the steps of an epoch, and one of the four speaks.
     spoken = [line for line in output.stdout.splitlines() if line.startswith("machine ")]
     done = [line.partition("done, ")[2] for line in spoken if "multinode.pt" in line]
-    assert [steps for steps in done if steps] == ["16 steps each"]
+    assert [steps for steps in done if steps] == [symptom("16 steps each")]
+    for script, batch in [("multigpu", 64), ("multigpu_torchrun", 64), ("multinode", 128)]:
+        weights, momentum = trained(ROOT / "runs" / f"{script}.pt")
+        expected_weights, expected_momentum, _ = plain_loop(10, batch)
+        assert furthest(weights, expected_weights) < 1e-6, script
+        assert furthest(momentum, expected_momentum) < 1e-6, script
     # One of three machines dies on the way.
     picture = (ROOT / "runs" / "elastic_ddp.svg").read_text()
     assert "the world size goes from 3 to 2" in picture
@@ -48,6 +61,7 @@ def test_make_run_trains_with_every_stage():
 def copy(tmp_path):
     """A repository of its own with the chain and its tools committed."""
     shutil.copytree(ROOT / "tools", tmp_path / "tools")
+    shutil.copytree(ROOT / "slurm", tmp_path / "slurm")
     for name in {step.base for step in steps.STEPS} | {step.file for step in steps.STEPS}:
         shutil.copy(ROOT / name, tmp_path)
     git = ["git", "-c", "user.name=test", "-c", "user.email=test@localhost"]
@@ -78,6 +92,13 @@ def test_cascade_carries_an_edit_to_every_stage(copy):
     edit(copy / "singlegpu.py", "ToyDataset(2048)", "ToyDataset(1024)")
     assert cascade(copy, "singlegpu.py").returncode == 0
     assert all("ToyDataset(1024)" in (copy / step.file).read_text() for step in steps.STEPS)
+
+
+def test_cascade_carries_an_edit_to_every_job_file(copy):
+    edit(copy / "slurm" / "singlegpu.sbatch", "--account=my_project", "--account=ours")
+    result = cascade(copy, "slurm/singlegpu.sbatch")
+    assert result.returncode == 0, result.stderr
+    assert all("--account=ours" in (copy / step.file).read_text() for step in steps.JOB_STEPS)
 
 
 def test_cascade_stops_at_a_conflict(copy):

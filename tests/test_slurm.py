@@ -11,35 +11,14 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import ROOT, furthest, load, plain_loop, trained
+from helpers import ROOT, furthest, load, needs_slurm, plain_loop, shown, symptom, trained
 
-MISSING = [
-    package
-    for tool, package in [("slurmctld", "slurm-wlm"), ("munged", "munge"), ("ip", "iproute2")]
-    if not shutil.which(tool, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
-]
-pytestmark = pytest.mark.skipif(
-    bool(MISSING), reason=f"get the Slurm tests with: sudo apt-get install {' '.join(MISSING)}"
-)
+pytestmark = needs_slurm
 # One write a line: the processes share a pipe.
 RANKS = """import os
 os.write(1, f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}\\n".encode())
 """
-ALL_DONE = "until [ $(squeue -h | wc -l) = 0 ]; do sleep 0.1; done"
-
-
-@pytest.fixture
-def cluster(shell):
-    """Starts a pocket cluster in a folder like this repository's, to run a Bash script there."""
-    for path in [*ROOT.glob("*.py"), ROOT / "slurm"]:
-        (shell.folder / path.name).symlink_to(path)
-    (shell.folder / ".venv").symlink_to(sys.prefix)
-
-    def start(script, options="", prefix=""):
-        (shell.folder / "script").write_text(f"set -eu\n{script}\n")
-        return shell.start(f"{prefix} slurm/pocket-cluster {options} bash script")
-
-    return start
+ALL_DONE = "until [ $(squeue -h | wc -l) = 0 ]; do sleep 0.5; done"
 
 
 def log(folder, name):
@@ -87,9 +66,9 @@ def as_user(folder):
 def test_up_and_gone(shell, ordinary):
     leftovers = Leftovers(shell)
     prefix = as_user(shell.folder) if ordinary else f"cd {ROOT}/slurm && "
-    command = f"{prefix} ./pocket-cluster -n 3 srun -N3 --label bash -c 'echo $(hostname)'"
-    job = shell.start(command, **leftovers.variables)
-    assert sorted(job.succeeds().splitlines()) == ["0: node1", "1: node2", "2: node3"]
+    command = shown("slurm/pocket-cluster -n 3 srun -N3 hostname", ("slurm/", "./"))
+    job = shell.start(f"{prefix} {command}", **leftovers.variables)
+    assert sorted(job.succeeds().splitlines()) == ["node1", "node2", "node3"]
     leftovers.check(job)
 
 
@@ -134,13 +113,18 @@ def test_job_files(cluster, shell):
 
     Root becomes an ordinary user for it, but one who may read the Python that runs this.
     """
+    tasks = shown(
+        "sbatch slurm/multinode_srun.sbatch 50 10",
+        ("sbatch slurm/", "sbatch --gpus-per-node=1 slurm/"),
+        ("50 10", "4 2"),
+    )
     job = cluster(
-        """
+        f"""
         sbatch slurm/singlegpu.sbatch 4 2 --batch_size 64 --snapshot_path singlegpu.pt
-        sbatch slurm/multigpu.sbatch 4 2 --batch_size 32 --snapshot_path multigpu.pt
+        sbatch --gpus-per-node=2 slurm/multigpu.sbatch 4 2 --snapshot_path multigpu.pt
         sbatch --gpus-per-node=2 slurm/multigpu_torchrun.sbatch 4 2 --snapshot_path torchrun.pt
-        sbatch --gpus-per-node=2 slurm/multinode.sbatch 4 2 --batch_size 16 --snapshot_path four.pt
-        sbatch --gpus-per-node=1 slurm/multinode_srun.sbatch 4 2 --snapshot_path srun.pt
+        sbatch --gpus-per-node=1 slurm/multinode.sbatch 4 2 --snapshot_path multinode.pt
+        {tasks} --snapshot_path srun.pt
         sbatch --nodes=1 --gpus-per-node=2 slurm/elastic_ddp.sbatch 4 2 --snapshot_path el.pt
         srun id -u
         """,
@@ -161,35 +145,58 @@ def test_job_files(cluster, shell):
         assert "warn" not in text.lower(), text
 
 
-def test_more_nodes_and_interactive(cluster, shell):
+@pytest.fixture
+def ranks(cluster, shell):
+    """A pocket cluster where multinode.py only says its rank, for tests of the launchers alone."""
+    (shell.folder / "multinode.py").unlink()
+    (shell.folder / "multinode.py").write_text(RANKS)
+    return cluster
+
+
+def test_more_nodes_and_interactive(ranks, shell):
     """3 nodes with 4 processes each; then a step of 2 x 2, which has every rank once."""
-    (shell.folder / "ranks.py").write_text(RANKS)
-    job = cluster(
+    job = ranks(
         f"""
-        sed 's/multinode[.]py/ranks.py/' slurm/multinode.sbatch > ranks.sbatch
-        sbatch --nodes=3 --gpus-per-node=4 ranks.sbatch; {ALL_DONE}
-        source .venv/bin/activate
-        srun --nodes=2 --gres=gpu:2 ./slurm/torchrun_script.sh ranks.py
+        {shown("sbatch --nodes=3 --gpus-per-node=4 slurm/multinode.sbatch")}
+        {shown("squeue")}; {ALL_DONE}
+        {shown(". .venv/bin/activate")}
+        {shown("srun --nodes=2 --gres=gpu:2 ./slurm/torchrun_script.sh multinode.py 50 10")}
+        job=$(sbatch --parsable --hold slurm/multinode.sbatch)
+        {shown("scancel JOB", ("JOB", "$job"))}
         """,
         "-n 3",
     )
-    assert job.wait() == 0, job.output
+    job.wait()
+    assert "CANCELLED" in job.output
     lines = log(shell.folder, "multinode").splitlines()
     assert sorted(line[3:] for line in lines) == sorted(f"rank {n} of 12" for n in range(12))
     ranks = sorted(line for line in job.output.splitlines() if line.startswith("rank"))
     assert ranks == [f"rank {n} of 4" for n in range(4)]
 
 
-def test_torchrun_by_hand_on_each_node(cluster, shell):
+def test_one_command_as_shown(ranks, shell):
+    """The cluster is there for one job, from its submission to its end; or for a shell."""
+    shell.run(shown("slurm/pocket-cluster -n 2 -g 4 sbatch slurm/multinode.sbatch 50 10"))
+    lines = log(shell.folder, "multinode").splitlines()
+    assert sorted(line[3:] for line in lines) == sorted(f"rank {n} of 8" for n in range(8))
+    (shell.folder / "typed").write_text("on node2 hostname\n")
+    # A shell without a terminal is as quiet as this one.
+    assert "node2" in shell.run(f"{shown('slurm/pocket-cluster')} <typed").splitlines()
+
+
+def test_torchrun_by_hand_on_each_node(ranks, shell):
     """No Slurm step; the same arguments on both nodes, but for the number of processes."""
-    (shell.folder / "ranks.py").write_text(RANKS)
-    job = cluster(
-        """
+    meet = shown(
+        "export PET_RDZV_BACKEND=c10d PET_RDZV_ENDPOINT=HOST:29400 PET_RDZV_ID=my_run",
+        ("HOST", "node1"),
+    )
+    job = ranks(
+        f"""
         source .venv/bin/activate
-        export OMP_NUM_THREADS=1 PET_RDZV_ID=by_hand
-        export PET_RDZV_BACKEND=c10d PET_RDZV_ENDPOINT=node1:29400
-        on node1 torchrun --nnodes=2 --nproc_per_node=4 ranks.py &
-        on node2 torchrun --nnodes=2 --nproc_per_node=2 ranks.py
+        export OMP_NUM_THREADS=1
+        {meet}
+        on node1 torchrun --nnodes=2 --nproc_per_node=4 multinode.py &
+        on node2 torchrun --nnodes=2 --nproc_per_node=2 multinode.py
         wait $!
         """
     )
@@ -213,14 +220,34 @@ def test_preempted(cluster, shell):
     assert furthest(trained(shell.folder / "snapshot.pt")[0], plain_loop(24, 64)[0]) < 1e-6
 
 
-def test_storm(shell):
-    """A short one of `make storm`; with this seed it is the batch host whose power fails."""
-    kinds = "power preemption"
-    command = f"python {ROOT}/tools/storm.py 2 --seed 354 --epochs 60 --kinds {kinds}"
-    job = shell.start(command)
+def test_power_cut_as_shown(cluster, shell):
+    """The first node's power fails; the job comes back, and goes on from the very sample."""
+    submit = shown(
+        "sbatch --gpus-per-node=1 slurm/elastic_ddp.sbatch 400 5",
+        ("sbatch ", "sbatch --nodes=2 "),
+        ("400 5", "30 5"),
+    )
+    (shell.folder / "typed").write_text(
+        f"""
+        {submit} | tee submitted
+        job=$(grep -o "[0-9]*$" submitted)
+        {shown("tail -F elastic_ddp-JOB.out", ("JOB", "$job"))} 2>/dev/null | grep -q "epoch 5 "
+        {shown("power off node1")}
+        until {shown("squeue")} | grep -q " PD "; do sleep 1; done
+        {shown("power on node1")}
+        {ALL_DONE}
+        """
+    )
+    job = shell.start(f"{shown('slurm/pocket-cluster -n 3')} <typed")
     assert job.wait() == 0, job.output
-    assert re.search("node1: power cut for 5 seconds, after epoch [1-9]", job.output), job.output
-    assert "2 of 2 faults, seed 354: job COMPLETED" in job.output
+    lives = log(shell.folder, "elastic_ddp").split("attempt 1 on ")[1:]
+    assert len(lives) == 2
+    before, after = (re.findall(r"epoch (\d+) \+ (\d+) samples", life) for life in lives)
+    before, after = ([tuple(map(int, found)) for found in life] for life in (before, after))
+    assert after == sorted(after) and after[0] >= max(before) and after[-1] == (30, 0)
+    weights, _, losses = plain_loop(30, 64)
+    assert furthest(trained(shell.folder / "snapshot.pt")[0], weights) < 1e-4
+    assert load(shell.folder / "snapshot.pt")["loss"] == pytest.approx(losses[-1], rel=1e-3)
 
 
 def test_failure_fails_the_job(cluster, shell):
@@ -249,31 +276,38 @@ def test_port_taken_fails_the_job(cluster, shell):
     )
     assert job.wait() == 1
     assert "FAILED" in job.output
-    assert "EADDRINUSE" in log(shell.folder, "multinode")
+    assert symptom("EADDRINUSE") in log(shell.folder, "multinode")
 
 
-def test_submit(cluster, shell):
+def test_submit(ranks, shell):
     """The same command on Slurm and on this machine."""
-    options = "--nodes 2 --gpus_per_node 1"
-    job = cluster(
+    small = ("gpus_per_node 4", "gpus_per_node 2")
+    submit = shown("python slurm/submit.py --nodes 2 --gpus_per_node 4 multinode.py 50 10", small)
+    job = ranks(
         f"""
         source .venv/bin/activate
-        python slurm/submit.py {options} --nodelist node1,node2 multinode.py 4 --snapshot_path s.pt
+        {submit}
         """
     )
     assert job.wait() == 0, job.output
     name, _, number = job.output.splitlines()[0].partition("     ")
     assert name == "job"
     assert f"follow  tail -F logs/{number}_0_log.out" in job.output
-    assert "epoch 4 | loss" in (shell.folder / f"logs/{number}_0_log.out").read_text()
+    here = shown(
+        "python slurm/submit.py --nodes 2 --gpus_per_node 4 --cluster local multinode.py 50 10",
+        small,
+    )
     local = shell.start(
-        f"python slurm/submit.py {options} --cluster local multinode.py 4 --snapshot_path local.pt;"
-        " until [ $(ls logs/*_result.pkl | wc -l) = 4 ]; do sleep 0.1; done"
+        f"{here}; until [ $(ls logs/*_result.pkl | wc -l) = 4 ]; do sleep 0.1; done"
     )
     assert local.wait() == 0
-    for name in ("s.pt", "local.pt"):
-        assert load(shell.folder / name)["epochs_run"] == 4
-        assert furthest(trained(shell.folder / name)[0], plain_loop(4, 64)[0]) < 1e-6
+    local_number = local.output.splitlines()[0].partition("     ")[2]
+    for job_number in (number, local_number):
+        logs = [
+            path.read_text() for path in (shell.folder / "logs").glob(f"{job_number}_*_log.out")
+        ]
+        lines = [line for text in logs for line in text.splitlines() if line.startswith("rank ")]
+        assert sorted(lines) == [f"rank {n} of 4" for n in range(4)], logs
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,8 @@ edited. A conflict is left in the file, marked as git marks it, and the chain st
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 
-from steps import ROOT, STEPS, sizes
+from steps import JOB_STEPS, ROOT, STEPS, sizes
 
 
 def git(*arguments):
@@ -34,7 +33,7 @@ def merge(base, file):
 
 
 def cascade(base):
-    for step in STEPS:
+    for step in STEPS + JOB_STEPS:
         if step.base != base:
             continue
         if b"\n<<<<<<< " in (ROOT / step.file).read_bytes():
@@ -48,11 +47,12 @@ def cascade(base):
 
 
 def main():
-    bases = sorted({step.base for step in STEPS})
-    if len(sys.argv) != 2 or Path(sys.argv[1]).name not in bases:
-        sys.exit(f"cascade: name the edited file, as in: make cascade FROM={bases[-1]}\n  {bases}")
+    bases = sorted({step.base for step in STEPS + JOB_STEPS})
+    if len(sys.argv) != 2 or sys.argv[1] not in bases:
+        example = f"make cascade FROM={STEPS[0].base}"
+        sys.exit(f"cascade: name the edited file, as in: {example}\n  {', '.join(bases)}")
     print("before:", *sizes(), sep="\n  ")
-    cascade(Path(sys.argv[1]).name)
+    cascade(sys.argv[1])
     print("after:", *sizes(), sep="\n  ")
 
 

@@ -2,7 +2,7 @@
 
 Every command is shown as one would type it; multinode.py runs as two "machines" that meet on
 localhost, and elastic_ddp.py as three, of which one is killed on the way. Ports are picked free, so
-that nothing on this machine is in the way.
+that nothing on this machine is in the way. --no-slurm leaves out the job on a cluster at the end.
 """
 
 import os
@@ -129,7 +129,7 @@ def main():
     print(f"$ export OMP_NUM_THREADS={os.environ.setdefault('OMP_NUM_THREADS', '1')}\n")
     changes = {STEPS[0].base: ""} | {s.file: str(changed_lines(s.base, s.file)) for s in STEPS}
     gpus = torch.cuda.device_count()
-    epochs = " ".join(sys.argv[1:]) or "50 10"
+    epochs = " ".join(arg for arg in sys.argv[1:] if arg != "--no-slurm") or "50 10"
     rows = []
     for script, changed in changes.items():
         output = elastic(gpus, epochs) if script == "elastic_ddp.py" else None
@@ -143,7 +143,7 @@ def main():
         print(
             "For the same on a Slurm cluster of your own: sudo apt-get install", *SLURM, end="\n\n"
         )
-    else:
+    elif "--no-slurm" not in sys.argv:
         job = f"--gpus-per-node=1 slurm/multinode.sbatch {epochs} --snapshot_path runs/slurm.pt"
         run(f"slurm/pocket-cluster -n 2 sbatch {job}")
         log = max(ROOT.glob("multinode-*.out"), key=lambda path: path.stat().st_mtime)

@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 class Step(NamedTuple):
-    base: str
+    base: str | None  # None: where the series starts
     file: str
     most: int  # changed lines that the step may have, by `changed_lines`
     idea: str
@@ -31,6 +31,13 @@ STEPS = [
     ),
     Step("multinode.py", "elastic_ddp.py", 90, "machines come and go, and nothing is lost"),
 ]
+JOB_STEPS = [
+    Step("slurm/singlegpu.sbatch", "slurm/multigpu.sbatch", 10, "every GPU of the node"),
+    Step("slurm/multigpu.sbatch", "slurm/multigpu_torchrun.sbatch", 9, "torchrun"),
+    Step("slurm/multigpu_torchrun.sbatch", "slurm/multinode.sbatch", 23, "a torchrun a node"),
+    Step("slurm/multinode.sbatch", "slurm/multinode_srun.sbatch", 28, "no torchrun"),
+    Step("slurm/multinode.sbatch", "slurm/elastic_ddp.sbatch", 85, "a new step after each failure"),
+]
 
 
 def changed_lines(old, new):
@@ -43,7 +50,10 @@ def changed_lines(old, new):
 
 def sizes():
     """Returns one line a step: its files and how many of their lines differ."""
-    return [f"{s.base} -> {s.file}: {changed_lines(s.base, s.file)} of {s.most}" for s in STEPS]
+    return [
+        f"{s.base} -> {s.file}: {changed_lines(s.base, s.file)} of {s.most}"
+        for s in STEPS + JOB_STEPS
+    ]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,323 @@
+"""The docs show the code as it is, the site works, and what they tell to type is tested."""
+
+import ast
+import contextlib
+import functools
+import http.server
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import steps
+from helpers import ROOT, shown_commands, symptoms
+
+BROWSER = next(filter(None, map(shutil.which, ["chromium", "google-chrome"])), None)
+TOOLS = Path(sys.executable).parent
+AWS = ROOT / ".venv" / "aws" / "bin" / "python"
+# What no test types, and why.
+NOT_TYPED = {
+    "make run": "test_make_run_trains_with_every_stage runs what it calls",
+    "make test": "it runs this test",
+    "sudo apt-get install slurm-wlm munge iproute2": "it installs what these tests need",
+}
+
+
+def run(*command, folder=ROOT):
+    return subprocess.run(
+        command,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": "tools", "PATH": f"{TOOLS}:{os.environ['PATH']}"},
+    )
+
+
+def make_docs(folder=ROOT, *only):
+    """Runs the lines of `make docs`, or those that contain `only`, in a copy of the repository."""
+    lines = run("make", "--silent", "--dry-run", "-o", ".venv/dev", "docs", folder=folder).stdout
+    lines = [line for line in lines.splitlines() if not only or any(o in line for o in only)]
+    assert len(lines) == (len(only) or 4), lines
+    return run("sh", "-e", "-c", "\n".join(lines), folder=folder)
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """A copy of this repository, to break."""
+    ignored = shutil.ignore_patterns(".venv", ".git", "runs", "logs", "site", "*.pt", "*.out")
+    return Path(shutil.copytree(ROOT, tmp_path / "copy", ignore=ignored, symlinks=True))
+
+
+def edit(path, old, new):
+    text = path.read_text()
+    assert text.count(old) == 1, (path, text.count(old))
+    path.write_text(text.replace(old, new))
+
+
+def test_pages_show_every_changed_line():
+    """Nothing is stale, and as many lines are explained as the shell's own diff counts."""
+    fresh = "cog --check -P --check-fail-msg='run make docs' " + next(
+        line.partition(":= ")[2]
+        for line in (ROOT / "Makefile").read_text().splitlines()
+        if line.startswith("COG :=")
+    )
+    cog = run("sh", "-c", fresh)
+    assert cog.returncode == 0, cog.stdout + cog.stderr
+    result = run(sys.executable, "tools/check_docs.py")
+    assert result.returncode == 0, result.stderr
+    counts = [
+        run("sh", "-c", f"diff -U0 {s.base} {s.file} | tail -n +3 | grep -c '^[+-].'").stdout
+        for s in steps.STEPS + steps.JOB_STEPS
+    ]
+    lines = sum(map(int, counts))
+    assert f"{lines} of {lines} changed lines of {len(counts)} steps" in result.stdout
+    print(result.stdout)
+
+
+START, END = '<!-- [[[cog fence("multigpu.py", "__main__") ]]] -->\n', "<!-- [[[end]]] -->\n"
+
+
+def cut(text):
+    """Returns what a page has before, in, and after the block of stage 2's last lines."""
+    before, _, after = text.partition(START)
+    block, _, after = after.partition(END)
+    return before, START + block + END, after
+
+
+def without_block(text):
+    before, _, after = cut(text)
+    return before + after
+
+
+def with_block_twice(text):
+    return text + f"\n## Again\n\n{cut(text)[1]}\nThis is there a second time.\n"
+
+
+def without_prose(text):
+    before, block, after = cut(text)
+    return before + block + "\n## " + after.partition("\n## ")[2]
+
+
+def replace(old, new):
+    return lambda text: text.replace(old, new)
+
+
+STALE = r"docs/multigpu\.md:\d+: __main__ of multigpu\.py is stale: run make docs"
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "problem"),
+    [
+        pytest.param("multigpu.py", replace("12355", "12399"), STALE, id="line changed"),
+        pytest.param(
+            "multigpu.py",
+            lambda text: re.sub(r"(.*_ADDR\".*\n)(.*_PORT\".*\n)", r"\2\1", text),
+            STALE,
+            id="line moved",
+        ),
+        pytest.param(
+            "slurm/multinode.sbatch",
+            replace("--nodes=2", "--nodes=4"),
+            r"docs/multinode\.md:\d+: header of slurm/multinode\.sbatch is stale",
+            id="line of a job file changed",
+        ),
+        pytest.param(
+            "multigpu.py",
+            replace("    loss.backward()", "    loss.backward()  # hooks"),
+            r'multigpu\.py: .*_run_batch is on no page: fence\("multigpu\.py", ".*_run_batch"\)',
+            id="function changed that was not",
+        ),
+        pytest.param(
+            "docs/multigpu.md",
+            replace("+    os.environ.setdef", "+    os.environ.def"),
+            STALE,
+            id="block edited",
+        ),
+        pytest.param(
+            "docs/multigpu.md",
+            without_block,
+            r"multigpu\.py: __main__ is on no page",
+            id="block dropped",
+        ),
+        pytest.param(
+            "docs/multigpu.md",
+            with_block_twice,
+            r"docs/multigpu\.md:\d+: __main__ of multigpu\.py stands at docs/multigpu\.md:\d+",
+            id="block doubled",
+        ),
+        pytest.param(
+            "docs/multigpu.md",
+            without_prose,
+            r"docs/multigpu\.md:\d+: no prose beside __main__ of multigpu\.py",
+            id="prose removed",
+        ),
+        pytest.param(
+            "docs/multigpu.md",
+            lambda text: text,
+            None,
+            id="nothing",
+        ),
+        pytest.param(
+            "docs/index.md",
+            lambda text: text + "\n```diff\n-a\n+b\n```\n",
+            r"docs/index\.md:\d+: a diff typed by hand",
+            id="diff typed",
+        ),
+        pytest.param(
+            "docs/index.md",
+            lambda text: text + "word " * 1700,
+            r"index\.md: \d+\.\d minutes to read, of 8",
+            id="too long",
+        ),
+        pytest.param(
+            "docs/hangs.md",
+            replace("index.md#what-ddp", "index.md#what-dpp"),
+            r"docs/hangs\.md:\d+: index\.md#what-dpp\S+ leads nowhere",
+            id="dead anchor",
+        ),
+        pytest.param(
+            "docs/index.md",
+            replace("assets/ranks.svg", "assets/rank.svg"),
+            r"docs/index\.md:\d+: assets/rank\.svg leads nowhere",
+            id="picture gone",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named(copy, file, change, problem):
+    path = copy / file
+    before = path.read_text()
+    path.write_text(change(before))
+    result = run(sys.executable, "tools/check_docs.py", folder=copy)
+    if problem is None:  # the copy itself is whole, so that it is the change that is found below
+        assert result.returncode == 0, result.stderr
+        return
+    assert path.read_text() != before
+    assert result.returncode == 1
+    assert any(re.match(problem, line) for line in result.stderr.splitlines()), result.stderr
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The site, built from a copy as `make docs` builds it."""
+    ignored = shutil.ignore_patterns(".venv", ".git", "runs", "logs", "site", "*.pt", "*.out")
+    folder = tmp_path_factory.mktemp("site") / "copy"
+    shutil.copytree(ROOT, folder, ignore=ignored)
+    result = make_docs(folder)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert run("diff", "-r", ROOT / "docs", folder / "docs").stdout == "", "run make docs"
+    return folder / "site"
+
+
+class Handler(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *args):
+        pass
+
+
+@contextlib.contextmanager
+def served(folder):
+    handler = functools.partial(Handler, directory=folder)
+    with http.server.ThreadingHTTPServer(("localhost", 0), handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            yield f"http://localhost:{server.server_port}"
+        finally:
+            server.shutdown()
+
+
+@pytest.mark.skipif(
+    not BROWSER, reason="get the browser test with: sudo apt-get install chromium (or Chrome)"
+)
+def test_site_in_a_browser(site):
+    """Every page at two widths, light and dark: nothing fails, sticks out, or is hard to read."""
+    from axe_core_python.sync_playwright import Axe
+    from playwright.sync_api import sync_playwright
+
+    problems, pages = [], sorted(path.name for path in site.glob("*.html"))
+    assert len(pages) == len(list((ROOT / "docs").glob("*.md"))) + 1  # and 404.html
+    brief = {"resultTypes": ["violations"]}  # not all that is well
+    with served(site) as address, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        page = browser.new_page()
+        page.on("console", lambda m: m.type == "error" and problems.append((name, m.text)))
+        page.on("pageerror", lambda error: problems.append((name, str(error))))
+        page.on("requestfailed", lambda r: problems.append((name, "failed", r.url)))
+        page.on("request", lambda r: here(r.url, address) or problems.append((name, r.url)))
+        for name in pages:
+            page.goto(f"{address}/{name}")
+            for _ in range(2):
+                for width in (400, 1280):
+                    page.set_viewport_size({"width": width, "height": 900})
+                    if page.evaluate("document.documentElement.scrollWidth") > width:
+                        problems.append((name, f"wider than a screen of {width} pixels"))
+                scheme = page.evaluate("document.body.dataset.mdColorScheme")
+                for found in Axe().run(page, options=brief)["violations"]:
+                    if found["impact"] in ("serious", "critical"):
+                        where = found["nodes"][0]["html"][:200]
+                        problems.append((name, scheme, found["id"], where))
+                page.click("label[for^=__palette]:visible")
+                assert page.evaluate("document.body.dataset.mdColorScheme") != scheme
+        search(page, address, "requeue")
+        browser.close()
+    assert not problems, "\n".join(map(str, problems))
+
+
+def here(url, address):
+    return url.startswith((address, "data:", "blob:"))
+
+
+def search(page, address, word):
+    """Asserts that the search finds the glossary by a word in it, and leads there."""
+    page.goto(f"{address}/index.html")
+    page.click(".md-search__button:visible")
+    page.keyboard.type(word)
+    page.locator("a[role=option]", has_text="Glossary").first.click()
+    page.wait_for_url("**/glossary.html*")
+
+
+def arguments_of(function):
+    """Returns the lines that the tests pass into a function of helpers.py."""
+    return {
+        line.strip()
+        for path in (ROOT / "tests").glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == function
+        for line in node.args[0].value.splitlines()
+    }
+
+
+def test_shown_commands_are_tested():
+    """What README and docs tell to type is an argument of `shown` in a test, which runs it."""
+    typed = arguments_of("shown") | set(NOT_TYPED)
+    assert not {line: page for line, page in shown_commands().items() if line not in typed}
+    assert not set(NOT_TYPED) - set(shown_commands())
+
+
+def test_symptoms_are_seen():
+    """What docs/hangs.md says that one sees is an argument of `symptom` in a test."""
+    assert symptoms() and not set(symptoms()) - arguments_of("symptom")
+
+
+@pytest.mark.skipif(
+    not AWS.exists(), reason="get the test of slurm/aws-cluster.yaml with: make .venv/aws"
+)
+@pytest.mark.parametrize("change", [("", ""), ("MaxCount", "MaximumCount")])
+def test_aws_cluster(change):
+    """It is valid by ParallelCluster's own schema, and what is not is not."""
+    code = (
+        "import sys, yaml; from pcluster.schemas.cluster_schema import ClusterSchema\n"
+        "ClusterSchema(cluster_name='ddp').load(yaml.safe_load(sys.stdin))"
+    )
+    text = (ROOT / "slurm" / "aws-cluster.yaml").read_text().replace(*change)
+    result = subprocess.run(
+        [AWS, "-c", code],
+        input=text,
+        env=os.environ | {"AWS_DEFAULT_REGION": "us-east-1"},
+        capture_output=True,
+        text=True,
+    )
+    assert (result.returncode == 0) == (change == ("", "")), result.stderr
+    assert change == ("", "") or "{'MaximumCount': ['Unknown field.']}" in result.stderr

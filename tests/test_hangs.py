@@ -1,0 +1,103 @@
+"""What docs/hangs.md says that one sees when something is wrong, provoked on two nodes."""
+
+import pytest
+import torch.distributed as dist
+from helpers import needs_slurm, shown, symptom
+
+# Two scripts that do no more than is needed here, since torch takes its time to start as it is.
+MEET = """import torch.distributed as dist
+dist.init_process_group("gloo")
+print("met")
+"""
+UNEVEN = """import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+if dist.get_rank() == 0:
+    dist.all_reduce(torch.ones(1))
+dist.barrier()
+"""
+TWO_NODES = """
+source .venv/bin/activate
+export OMP_NUM_THREADS=1 PET_RDZV_BACKEND=c10d PET_RDZV_ID=by_hand PET_RDZV_ENDPOINT=node1:29400
+"""
+
+
+@needs_slurm
+def test_they_do_not_meet(cluster, shell):
+    """A job file without srun; an endpoint that is another on each node; a firewall."""
+    (shell.folder / "meet").write_text(MEET)
+    (shell.folder / "wrong.sbatch").write_text(
+        "#!/bin/bash\n"
+        "#SBATCH --nodes=2 --gpus-per-node=1 --output=wrong.out\n"
+        "source .venv/bin/activate\n"
+        "torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=$(hostname):29500 meet\n"
+    )
+    job = cluster(
+        f"""{TWO_NODES}
+        export PET_RDZV_CONF=join_timeout=6,read_timeout=3,timeout=3
+        sbatch wrong.sbatch
+        for node in node1 node2; do
+          PET_RDZV_ENDPOINT=localhost:29400 on $node torchrun --nnodes=2 meet >$node.out 2>&1 &
+        done
+        wait
+        address=$({shown("getent hosts HOST", ("HOST", "node1"))} | cut -d " " -f 1)
+        on node2 ip route add blackhole $address
+        on node2 torchrun --nnodes=2 meet >firewall.out 2>&1 || true
+        """
+    )
+    job.wait()
+    waited = symptom("torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError")
+    for name in ("wrong", "node1", "node2"):
+        output = (shell.folder / f"{name}.out").read_text()
+        # Nothing else is said before.
+        assert output.startswith("Traceback") and output.splitlines()[-1] == waited, output
+    output = (shell.folder / "firewall.out").read_text()
+    assert (
+        symptom("RendezvousConnectionError: The connection to the C10d store has failed") in output
+    )
+
+
+@needs_slurm
+def test_every_node_calls_itself_loopback(cluster, shell):
+    """They cannot find each other, until the interface is named."""
+    (shell.folder / "meet").write_text(MEET)
+    look = "; ".join([shown("getent hosts $(hostname)"), shown("ip -br address"), shown("ss -ltn")])
+    job = cluster(
+        f"""{TWO_NODES}
+        both() {{
+          for node in node1 node2; do
+            sed "s/^.* $node$/127.0.1.1 $node/" /etc/hosts >hosts-$node
+            wrong="mount --bind hosts-$node /etc/hosts"
+            on $node unshare --mount bash -c "$wrong; $1" >$2-$node.out 2>&1 &
+          done
+          wait
+        }}
+        both '{look}' look
+        both 'torchrun --nnodes=2 meet' loopback
+        export GLOO_SOCKET_IFNAME=eth0 PET_RDZV_ID=again
+        both 'torchrun --nnodes=2 meet' mended
+        """
+    )
+    job.succeeds()
+
+    def both(name):
+        return "".join((shell.folder / f"{name}-node{n}.out").read_text() for n in (1, 2))
+
+    assert "127.0.1.1" in both("look") and "eth0" in both("look")
+    assert symptom("Gloo connectFullMesh failed") in both("loopback")
+    assert symptom("Connection refused, remote=[127.0.1.1]") in both("loopback")
+    assert both("mended").count("met\n") == 2
+
+
+def test_no_such_interface(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch")
+    with pytest.raises(RuntimeError) as error:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    assert symptom("Unable to find address for: nosuch") in str(error.value)
+
+
+def test_one_rank_is_a_step_ahead(shell):
+    (shell.folder / "uneven").write_text(UNEVEN)
+    asked = shown("export TORCH_DISTRIBUTED_DEBUG=DETAIL\nexport NCCL_DEBUG=INFO")
+    job = shell.start(f"{asked}\ntorchrun --standalone --nproc_per_node=2 uneven")
+    assert job.wait() != 0
+    assert symptom("Detected mismatch between collectives on ranks") in job.output

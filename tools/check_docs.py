@@ -1,0 +1,171 @@
+"""Checks the pages in docs/: every changed line of every step stands on one page, beside its prose.
+
+Also, that links lead somewhere, and that no page takes long to read. Prints how many lines there
+are, or what is wrong and where, and then ends with status 1.
+"""
+
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+from fences import SHOWN, block, changed_units
+from steps import JOB_STEPS, ROOT, STEPS
+
+COG = re.compile(r'<!-- \[\[\[cog fence\("(.+)", "(.+)"\) \]\]\] -->')
+END = "<!-- [[[end]]] -->"
+LEAST = 5  # words of prose beside a block
+SPEED = 200  # words that one reads in a minute
+PAGE, STEP_PAGES = 8, 25  # minutes: for any page, and for those of the five stages together
+STAGES = [STEPS[0].base, *(step.file for step in STEPS)]
+
+
+class Block(NamedTuple):
+    where: str  # the page and the line
+    unit: tuple[str, str]  # the file that a step leads to, and the unit's name
+    section: int
+    content: str
+
+
+def parse(page):
+    """Returns a page's blocks, the words of prose of each section, and where fences are typed."""
+    blocks, prose, typed = [], Counter(), []
+    section, start, lines = 0, None, page.read_text().splitlines()
+    code = False
+    for number, line in enumerate(lines, 1):
+        where = f"{page.parent.name}/{page.name}:{number}"
+        if found := COG.fullmatch(line):
+            start = number
+            blocks.append(Block(where, found.groups(), section, ""))
+        elif line == END and start:
+            content = "\n".join(lines[start : number - 1])
+            blocks[-1] = blocks[-1]._replace(content=content)
+            start = None
+        elif line.startswith("```"):
+            if line.startswith("```diff") and not start:
+                typed.append(where)
+            code = not code
+        elif code:
+            continue
+        elif line.startswith("#"):
+            section += 1
+        else:
+            prose[section] += len(re.sub(r"\]\(\S+\)|<!--.*-->", "", line).split())
+    return blocks, prose, typed
+
+
+def minutes(words):
+    return words / SPEED
+
+
+def check_blocks(blocks):
+    """Returns what is wrong with blocks: stale, unknown, twice, or missing."""
+    problems, first = [], {}
+    for found in blocks:
+        file, name = found.unit
+        try:
+            if found.content != block(file, name):
+                problems.append(f"{found.where}: {name} of {file} is stale: run make docs")
+        except ValueError as error:
+            problems.append(f"{found.where}: {error}")
+        if found.unit in first:
+            problems.append(
+                f"{found.where}: {name} of {file} stands at {first[found.unit]} already"
+            )
+        first.setdefault(found.unit, found.where)
+    for step in SHOWN:
+        for name in changed_units(step):
+            if (step.file, name) not in first:
+                problems.append(
+                    f'{step.file}: {name} is on no page: fence("{step.file}", "{name}")'
+                )
+    return problems
+
+
+def check_page(page):
+    """Returns the blocks of a page, its words of prose, and what is wrong with them."""
+    blocks, prose, typed = parse(page)
+    problems = [f"{where}: a diff typed by hand: let cog fill it" for where in typed]
+    sections = Counter(found.section for found in blocks)
+    for found in blocks:
+        if prose[found.section] < LEAST:
+            problems.append(f"{found.where}: no prose beside {found.unit[1]} of {found.unit[0]}")
+        if sections[found.section] > 1:
+            problems.append(f"{found.where}: not the only block under its heading")
+    words = prose.total()
+    if minutes(words) > PAGE:
+        problems.append(f"{page.name}: {minutes(words):.1f} minutes to read, of {PAGE}")
+    return blocks, words, problems
+
+
+def diff_lines(step):
+    """Returns the changed lines of a step, as diff finds them."""
+    command = ["diff", "-U0", step.base, step.file]
+    lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
+    return [line for line in lines[2:] if re.match(r"[+-].", line)]
+
+
+def anchors(page):
+    """Returns the names that a page's headings have in links to them."""
+    headings = re.findall(r"^#+ (.+)", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def check_links(page):
+    """Returns the links of a page to files or headings of this repository that are not there."""
+    problems = []
+    for number, line in enumerate(page.read_text().splitlines(), 1):
+        for link in re.findall(r"\]\((?!https?:)([^\s)]+)\)", line):
+            path, _, anchor = link.partition("#")
+            target = page.parent / path if path else page
+            if not target.exists() or (anchor and anchor not in anchors(target)):
+                problems.append(f"{page.relative_to(ROOT)}:{number}: {link} leads nowhere")
+    return problems
+
+
+def check(docs):
+    """Returns the problems of all pages, and a line each on what there is."""
+    problems, blocks, words = [], [], {}
+    for page in [*ROOT.glob("*.md"), *docs.glob("*.md")]:
+        problems += check_links(page)
+    for page in sorted(docs.glob("*.md")):
+        found, words[page.stem], wrong = check_page(page)
+        blocks += found
+        problems += wrong
+    problems += check_blocks(blocks)
+    shown = changed = 0
+    for step in STEPS + JOB_STEPS:
+        # diff and the blocks may differ in which of two equal lines has moved: compare the text.
+        on_pages = {
+            line[1:]
+            for found in blocks
+            if found.unit[0] == step.file
+            for line in found.content.splitlines()
+        }
+        lines = diff_lines(step)
+        missing = [line for line in lines if line[1:] not in on_pages]
+        problems += [f"{step.file}: on no page: {line}" for line in missing]
+        changed += len(lines)
+        shown += len(lines) - len(missing)
+    stages = sum(words.get(Path(stage).stem, 0) for stage in STAGES)
+    if minutes(stages) > STEP_PAGES:
+        problems.append(f"the stages' pages: {minutes(stages):.1f} minutes, of {STEP_PAGES}")
+    slowest = max(words, key=words.get)
+    return problems, [
+        f"{shown} of {changed} changed lines of {len(STEPS + JOB_STEPS)} steps are explained",
+        f"{minutes(stages):.1f} minutes to read the stages' pages, code left out; the longest of "
+        f"{len(words)} pages is {slowest}.md with {minutes(words[slowest]):.1f}",
+    ]
+
+
+def main():
+    problems, report = check(ROOT / "docs")
+    if problems:
+        sys.exit("\n".join(problems))
+    print(*report, sep="\n")
+
+
+if __name__ == "__main__":
+    main()

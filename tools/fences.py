@@ -1,0 +1,106 @@
+"""Cuts the docs' code blocks from the files: `cog` calls `fence` from within the Markdown pages.
+
+    <!-- [[[cog fence("multigpu.py", "Trainer.__init__") ]]] -->
+
+A unit is what one block shows: in Python the docstring, the imports, each function, each class, of
+long ones each method, and the last lines; in a job file each paragraph, the first three of which
+are `header`, `setup` and `launch`, the others named by the start of their first command.
+"""
+
+import ast
+import difflib
+import re
+
+from steps import JOB_STEPS, ROOT, STEPS, Step
+
+START = [Step(None, base, 0, "the start") for base in (STEPS[0].base, JOB_STEPS[0].base)]
+SHOWN = START + STEPS + JOB_STEPS
+SMALL = 30  # lines: a class up to this length is one unit
+CONTEXT = 2  # unchanged lines around a changed one
+
+
+def python_units(text):
+    """Returns the units of a Python file: their names and lines, in their order."""
+    starts = []
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.Expr):
+            name = "docstring"
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            name = "imports"
+        elif isinstance(node, ast.If):
+            name = "__main__"
+        else:
+            name = node.name
+        if not starts or starts[-1][0] != name:
+            first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
+            starts.append((name, first - 1))
+        if isinstance(node, ast.ClassDef) and node.end_lineno - node.lineno >= SMALL:
+            methods = [part for part in node.body if isinstance(part, ast.FunctionDef)]
+            starts += [(f"{name}.{method.name}", method.lineno - 1) for method in methods]
+    lines = text.splitlines()
+    ends = [start for _, start in starts[1:]] + [len(lines)]
+    return {name: lines[start:end] for (name, start), end in zip(starts, ends, strict=True)}
+
+
+def shell_units(text):
+    """Returns the units of a job file: their names and lines, in their order."""
+    units, names = {}, ["header", "setup", "launch"]
+    for paragraph in text.strip().split("\n\n"):
+        lines = paragraph.splitlines()
+        command = next((line.strip() for line in lines if not line.strip().startswith("#")), "")
+        name = names.pop(0) if names else re.match(r"[\w-]+( [\w-]+)?", command)[0]
+        if name in units:
+            raise ValueError(f"two paragraphs begin with {name!r}: begin one with another command")
+        units[name] = [*lines, ""]
+    return units
+
+
+def units(file):
+    """Returns the units of a file of this repository."""
+    cut = python_units if file.endswith(".py") else shell_units
+    return cut((ROOT / file).read_text())
+
+
+def stripped(lines):
+    return "\n".join(lines).strip("\n").splitlines()
+
+
+def diff(old, new):
+    """Returns the changed lines with their context, of lists of lines; a gap between them as @@."""
+    lines = list(difflib.unified_diff(stripped(old), stripped(new), n=CONTEXT, lineterm=""))[3:]
+    lines = ["@@" if line.startswith("@@") else line for line in lines]
+    # Blank lines at a hunk's edges tell nothing.
+    edges = {"@@", None}
+    around = zip([None, *lines], lines, [*lines[1:], None], strict=False)
+    return [line for a, line, b in around if line != " " or not edges & {a, b}]
+
+
+def changed_units(step):
+    """Returns what the blocks of a step show: a name and lines for each unit that it changes.
+
+    A step without a base is the start of the series, and is shown whole.
+    """
+    new = units(step.file)
+    if not step.base:
+        return {name: stripped(lines) for name, lines in new.items()}
+    old = units(step.base)
+    diffs = {name: diff(old.get(name, []), new.get(name, [])) for name in [*new, *old]}
+    return {name: lines for name, lines in diffs.items() if lines}
+
+
+def block(file, unit):
+    """Returns the Markdown of the block of one unit of the step to `file`."""
+    step = next((step for step in SHOWN if step.file == file), None)
+    if step is None:
+        raise ValueError(f"no step leads to {file!r}: see tools/steps.py")
+    shown = changed_units(step)
+    if unit not in shown:
+        raise ValueError(f"the step to {file} changes no {unit!r}, but {', '.join(shown)}")
+    code = "python" if file.endswith(".py") else "bash"
+    language = f'diff lang="{code}"' if step.base else code
+    return "\n".join(["```" + language, *shown[unit], "```"])
+
+
+def fence(file, unit):
+    """Prints the block of one unit, where cog picks it up."""
+    print(block(file, unit))
