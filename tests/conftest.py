@@ -28,7 +28,19 @@ def cluster(shell):
     return start
 
 
+# These wait more than they compute: whoever takes a long one last keeps the other worker waiting.
+LONGEST = (
+    "test_power_cut_as_shown",
+    "test_make_run_trains_with_every_stage",
+    "test_machines_come_and_go",
+    "test_job_files",
+    "test_site_in_a_browser",
+    "test_they_do_not_meet",
+)
+
+
 def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: LONGEST.index(item.name) if item.name in LONGEST else len(LONGEST))
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):

@@ -69,7 +69,7 @@ def symptom(line, *changes):
 
 def changed(text, changes):
     for old, new in changes:
-        assert old in text, (old, text)
+        assert text.count(old) == 1, (old, text)
         text = text.replace(old, new)
     return text
 

@@ -182,6 +182,6 @@ def test_finished_run_says_so(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     singlegpu.main(0, singlegpu.parse_args())
     said = capsys.readouterr().out
-    end = symptom("50 of 50 epochs done, ask for more to go on", ("50", "1"))
+    end = symptom("50 of 50 epochs done, ask for more to go on", ("50 of 50", "1 of 1"))
     assert said == f"snapshot.pt on cpu: {end}\n"
     assert (tmp_path / "snapshot.pt").stat().st_mtime_ns == before
