@@ -72,7 +72,8 @@ def test_every_node_calls_itself_loopback(cluster, shell):
         }}
         both '{look}' look; wait
         both 'torchrun --nnodes=2 meet' loopback
-        wait -n || true  # the other may go on waiting, for half an hour
+        # One of the two may go on waiting, for half an hour.
+        until grep -q "Gloo connectFullMesh failed" loopback-*; do sleep 0.1; done
         export GLOO_SOCKET_IFNAME=eth0 PET_RDZV_ENDPOINT=node1:29500
         both 'torchrun --nnodes=2 meet' mended
         until [ $(cat mended-* | grep -c met) = 2 ]; do sleep 0.1; done

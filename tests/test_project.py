@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import socket
 import subprocess
 import sys
 
@@ -46,9 +47,14 @@ def test_make_run_trains_with_every_stage():
     spoken = [line for line in output.stdout.splitlines() if line.startswith("machine ")]
     done = [line.partition("done, ")[2] for line in spoken if "multinode.pt" in line]
     assert [steps for steps in done if steps] == [symptom("16 steps each")]
+    said = [symptom("rank 0 of 4 starts on", ("0", str(rank))) for rank in range(4)]
+    starts = [line.partition(": ")[2] for line in spoken if " of 4 starts on" in line]
+    assert sorted(starts) == [f"{words} {socket.gethostname()}" for words in said]
+    # The same as without any of it.
     for script, batch in [("multigpu", 64), ("multigpu_torchrun", 64), ("multinode", 128)]:
         weights, momentum = trained(ROOT / "runs" / f"{script}.pt")
-        expected_weights, expected_momentum, _ = plain_loop(10, batch)
+        expected_weights, expected_momentum, expected_losses = plain_loop(10, batch)
+        assert f"epoch 10 | loss {expected_losses[-1]:.4g} | saved runs/{script}" in output.stdout
         assert furthest(weights, expected_weights) < 1e-6, script
         assert furthest(momentum, expected_momentum) < 1e-6, script
     # One of three machines dies on the way.
