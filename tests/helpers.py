@@ -79,6 +79,13 @@ def free_port():
         return server.getsockname()[1]
 
 
+def alone():
+    """Returns what torchrun would set for a single process."""
+    ranks = {"RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0", "WORLD_SIZE": "1"}
+    # The script takes half of the number: see its comment there.
+    return ranks | {"MASTER_ADDR": "localhost", "MASTER_PORT": str(2 * free_port())}
+
+
 class Job:
     """A started command; `output` is what it has printed so far, on stdout and stderr."""
 

@@ -48,8 +48,12 @@ def test_arguments(script, arguments, problem, monkeypatch):
 
 
 @pytest.mark.parametrize("script", SCRIPTS[2:])
-def test_without_torchrun(shell, script):
-    shell.start(f"python {script}").fails(script, "start it with: torchrun --", script)
+def test_without_torchrun(script, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [script])
+    with pytest.raises(SystemExit) as exit:
+        importlib.import_module(script.removesuffix(".py")).parse_args()
+    assert exit.value.code.startswith(f"{script}: start it with: torchrun --")
+    assert f" {script} " in exit.value.code
 
 
 def test_torchrun_on_a_stage_without(shell):

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from helpers import (
     LIMIT,
     ROOT,
-    free_port,
+    alone,
     furthest,
     load,
     meeting_place,
@@ -118,13 +118,6 @@ def elastic(shell, script, machine, port):
         ),
         machine=machine,
     )
-
-
-def alone():
-    """Returns what torchrun would set for a single process."""
-    ranks = {"RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0", "WORLD_SIZE": "1"}
-    # The script takes half of the number: see its comment there.
-    return ranks | {"MASTER_ADDR": "localhost", "MASTER_PORT": str(2 * free_port())}
 
 
 def trains(jobs, world_size):

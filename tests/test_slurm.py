@@ -113,6 +113,7 @@ def test_job_files(cluster, shell):
 
     Root becomes an ordinary user for it, but one who may read the Python that runs this.
     """
+    torchrun = "sbatch --gpus-per-node=1 slurm/multigpu_torchrun.sbatch"
     tasks = shown(
         "sbatch slurm/multinode_srun.sbatch 50 10",
         ("sbatch slurm/", "sbatch --gpus-per-node=1 slurm/"),
@@ -122,10 +123,10 @@ def test_job_files(cluster, shell):
         f"""
         sbatch slurm/singlegpu.sbatch 4 2 --batch_size 64 --snapshot_path singlegpu.pt
         sbatch --gpus-per-node=2 slurm/multigpu.sbatch 4 2 --snapshot_path multigpu.pt
-        sbatch --gpus-per-node=2 slurm/multigpu_torchrun.sbatch 4 2 --snapshot_path torchrun.pt
+        {torchrun} 4 2 --batch_size 64 --snapshot_path torchrun.pt
         sbatch --gpus-per-node=1 slurm/multinode.sbatch 4 2 --snapshot_path multinode.pt
         {tasks} --snapshot_path srun.pt
-        sbatch --nodes=1 --gpus-per-node=2 slurm/elastic_ddp.sbatch 4 2 --snapshot_path el.pt
+        sbatch --nodes=1 --gpus-per-node=1 slurm/elastic_ddp.sbatch 4 2 --snapshot_path el.pt
         srun id -u
         """,
         "-n 3",
