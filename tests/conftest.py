@@ -28,7 +28,7 @@ def cluster(shell):
     return start
 
 
-# These wait more than they compute: whoever takes a long one last keeps the other worker waiting.
+# First come the longest: whoever took one of these last would keep the other workers waiting.
 LONGEST = (
     "test_power_cut_as_shown",
     "test_make_run_trains_with_every_stage",
