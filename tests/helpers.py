@@ -1,6 +1,7 @@
 """Starts real processes, waits for what they print, and has the reference that they must meet."""
 
 import contextlib
+import multiprocessing
 import os
 import re
 import shlex
@@ -13,6 +14,7 @@ import time
 import uuid
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 from steps import STEPS
@@ -86,25 +88,32 @@ def alone():
     return ranks | {"MASTER_ADDR": "localhost", "MASTER_PORT": str(2 * free_port())}
 
 
+def new_log(folder):
+    folder.mkdir(exist_ok=True)
+    return folder / f"{len(list(folder.glob('*.log')))}.log"
+
+
+def environment():
+    """Returns the variables of this process, without what would start a rank, and with Python."""
+    ours = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "MASTER_"))}
+    path = f"{Path(sys.executable).parent}:{ours['PATH']}"
+    return ours | {"PATH": path, "OMP_NUM_THREADS": "1"}
+
+
 class Job:
     """A started command; `output` is what it has printed so far, on stdout and stderr."""
 
     def __init__(self, command, folder, variables, **options):
-        folder.mkdir(exist_ok=True)
-        self.command = command
-        self.log = folder / f"{len(list(folder.glob('*.log')))}.log"
-        environment = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "MASTER_"))}
-        environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
-        environment["OMP_NUM_THREADS"] = "1"
+        self.log = new_log(folder)
         self.mark = f"TEST_JOB={uuid.uuid4()}"
         variables = variables | dict([self.mark.split("=")])
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                # The stages are named in the commands as a reader names them, from the root.
-                re.sub(r"(?<=\s)(\w+\.py)\b", rf"{shlex.quote(str(ROOT))}/\1", command),
+                # The scripts are named in the commands as a reader names them, from the root.
+                re.sub(r"(?<=\s)((recipes/)?\w+\.py)\b", rf"{shlex.quote(str(ROOT))}/\1", command),
                 shell=True,
                 cwd=folder,
-                env=environment | variables,
+                env=environment() | variables,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -115,18 +124,23 @@ class Job:
     def output(self):
         return self.log.read_text()
 
+    def status(self):
+        """Returns the exit status, or None while it runs."""
+        return self.process.poll()
+
     def wait_for(self, text, times=1):
         deadline = time.monotonic() + LIMIT
         while self.output.count(text) < times:
-            assert self.process.poll() is None, f"ended without {text!r}:\n{self.output}"
+            assert self.status() is None, f"ended without {text!r}:\n{self.output}"
             assert time.monotonic() < deadline, f"no {text!r} in {LIMIT} s:\n{self.output}"
             time.sleep(0.01)
 
     def wait(self):
-        try:
-            return self.process.wait(LIMIT)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"still running after {LIMIT} s:\n{self.output}") from None
+        deadline = time.monotonic() + LIMIT
+        while self.status() is None:
+            assert time.monotonic() < deadline, f"still running after {LIMIT} s:\n{self.output}"
+            time.sleep(0.01)
+        return self.status()
 
     def succeeds(self):
         assert self.wait() == 0, self.output
@@ -180,6 +194,56 @@ class Job:
         self.process.wait(LIMIT)
 
 
+class Ranks(Job):
+    """A process for each of `folders`, with what torchrun would tell it; all print into one log.
+
+    Most of what a short training takes is to import torch. Here a process that has done so forks
+    the ranks: for tests of what is trained, where it does not matter how ranks are started.
+    torch._dynamo is what the first optimizer of a process imports.
+    """
+
+    forks = multiprocessing.get_context("forkserver")
+    forks.set_forkserver_preload(["torch", "torch._dynamo", "tqdm"])
+
+    def __init__(self, command, folders, variables, full):
+        script, *arguments = command.split()
+        self.log = new_log(folders[0])
+        meet = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(2 * free_port())}
+        self.ranks = []
+        for rank, folder in enumerate(folders):
+            local_rank = folders[:rank].count(folder)
+            world = {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(len(folders)),
+                "LOCAL_RANK": str(local_rank),
+                "LOCAL_WORLD_SIZE": str(folders.count(folder)),
+                "GROUP_RANK": str(len(set(folders[:rank])) - (local_rank > 0)),
+            }
+            folder.mkdir(exist_ok=True)
+            told = environment() | meet | world | variables
+            call = (str(ROOT / script), arguments, told, folder, self.log, folder in full)
+            self.ranks.append(self.forks.Process(target=forked.run, args=call))
+            self.ranks[-1].start()
+
+    @property
+    def output(self):
+        return self.log.read_text() if self.log.exists() else ""
+
+    def status(self):
+        ended = [rank.exitcode for rank in self.ranks]
+        return None if None in ended else max(ended, key=abs)
+
+    def signal(self, number):
+        """Sends every rank a signal, as torchrun does that gets one."""
+        for rank in self.ranks:
+            os.kill(rank.pid, number)
+
+    def end(self):
+        for rank in self.ranks:
+            rank.kill()
+            rank.join(LIMIT)
+
+
 class Shell:
     def __init__(self, folder):
         self.folder = folder
@@ -188,6 +252,15 @@ class Shell:
     def start(self, command, machine=".", **variables):
         """Starts `command` in the folder of `machine`; machines share no files with one another."""
         self.jobs.append(Job(command, self.folder / machine, variables))
+        return self.jobs[-1]
+
+    def ranks(self, command, world_size=1, **variables):
+        """Starts the ranks of a script in the folder of one machine, without torchrun."""
+        return self.ranks_on([self.folder] * world_size, command, **variables)
+
+    def ranks_on(self, folders, command, full=(), **variables):
+        """Starts a rank in each of the folders, equal ones are one machine; some may be full."""
+        self.jobs.append(Ranks(command, folders, variables, full))
         return self.jobs[-1]
 
     def run(self, command, **variables):

@@ -1,0 +1,31 @@
+"""What runs in the ranks that helpers.Ranks forks."""
+
+import atexit
+import os
+import resource
+import runpy
+import sys
+
+import torch
+
+FULL = 3000  # bytes: a limit on the size of files stands in for a full disk
+
+
+def run(script, arguments, variables, folder, log, is_full):
+    """Runs a script in this process as `python script arguments` would in `folder`."""
+    os.chdir(folder)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, sys.stdout.fileno())
+    os.dup2(output, sys.stderr.fileno())
+    os.environ.clear()
+    os.environ.update(variables)
+    torch.set_num_threads(1)
+    if is_full:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (FULL, resource.RLIM_INFINITY))
+    sys.argv = [script, *arguments]
+    sys.path[0] = os.path.dirname(script)
+    try:
+        runpy.run_path(script, run_name="__main__")
+    finally:
+        atexit._run_exitfuncs()  # multiprocessing would leave them out
+        sys.stdout.flush()
