@@ -203,11 +203,13 @@ class Ranks(Job):
     """
 
     forks = multiprocessing.get_context("forkserver")
-    forks.set_forkserver_preload(["torch", "torch._dynamo", "tqdm"])
+    forks.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed.checkpoint", "tqdm"])
 
     def __init__(self, command, folders, variables, full):
         script, *arguments = command.split()
+        self.folders = folders
         self.log = new_log(folders[0])
+        self.log.touch()
         meet = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(2 * free_port())}
         self.ranks = []
         for rank, folder in enumerate(folders):
@@ -225,12 +227,13 @@ class Ranks(Job):
             self.ranks.append(self.forks.Process(target=forked.run, args=call))
             self.ranks[-1].start()
 
-    @property
-    def output(self):
-        return self.log.read_text() if self.log.exists() else ""
-
     def status(self):
         ended = [rank.exitcode for rank in self.ranks]
+        # As a launcher does, ends the other ranks of a machine after a failure.
+        failed = {folder for folder, code in zip(self.folders, ended, strict=True) if code}
+        for rank, folder in zip(self.ranks, self.folders, strict=True):
+            if folder in failed:
+                rank.terminate()
         return None if None in ended else max(ended, key=abs)
 
     def signal(self, number):

@@ -11,13 +11,13 @@ import steps
 from helpers import ROOT, furthest, plain_loop, shown, symptom, trained
 
 
-@pytest.mark.parametrize("step", steps.STEPS + steps.JOB_STEPS, ids=lambda step: step.file)
+@pytest.mark.parametrize("step", steps.ALL, ids=lambda step: step.file)
 def test_steps_are_short(step):
     """Counted by the shell's own tools, as anyone would."""
     count = f"diff -U0 {step.base} {step.file} | grep -c '^[+-][^+-]'"
     printed = subprocess.run(count, shell=True, cwd=ROOT, capture_output=True, text=True).stdout
     assert int(printed) == steps.changed_lines(step.base, step.file) <= step.most
-    if step in steps.STEPS:
+    if step not in steps.JOB_STEPS:
         rows = (ROOT / "README.md").read_text().splitlines()
         row = next(row for row in rows if f"`{step.file}`" in row)
         assert row.endswith(f" {printed.strip()} |")
@@ -68,6 +68,7 @@ def copy(tmp_path):
     """A repository of its own with the chain and its tools committed."""
     shutil.copytree(ROOT / "tools", tmp_path / "tools")
     shutil.copytree(ROOT / "slurm", tmp_path / "slurm")
+    shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
     for name in {step.base for step in steps.STEPS} | {step.file for step in steps.STEPS}:
         shutil.copy(ROOT / name, tmp_path)
     git = ["git", "-c", "user.name=test", "-c", "user.email=test@localhost"]
@@ -88,16 +89,29 @@ def edit(path, old, new):
 
 
 def test_cascade_carries_an_edit_to_every_stage(copy):
-    edit(copy / "singlegpu.py", "lr=0.01", "lr=0.02")
+    edit(copy / "singlegpu.py", "default=50", "default=60")
     result = cascade(copy, "singlegpu.py")
     assert result.returncode == 0, result.stderr
-    assert all("lr=0.02" in (copy / step.file).read_text() for step in steps.STEPS)
+    scripts = [copy / step.file for step in steps.STEPS + steps.RECIPES]
+    assert all("default=60" in script.read_text() for script in scripts)
     after = result.stdout.partition("after:\n")[2]
     assert [line.strip() for line in after.splitlines()] == steps.sizes()
     # Again, with a second edit beside the first.
-    edit(copy / "singlegpu.py", "ToyDataset(2048)", "ToyDataset(1024)")
+    edit(copy / "singlegpu.py", "persistent_workers=args.num_workers > 0,", "prefetch_factor=4,")
     assert cascade(copy, "singlegpu.py").returncode == 0
-    assert all("ToyDataset(1024)" in (copy / step.file).read_text() for step in steps.STEPS)
+    assert all("prefetch_factor=4," in script.read_text() for script in scripts)
+
+
+def test_cascade_goes_round_a_conflict(copy):
+    """Recipes that have changed the edited line, or the next, are named; the others have it."""
+    edit(copy / "singlegpu.py", "lr=0.01", "lr=0.02")
+    result = cascade(copy, "singlegpu.py")
+    assert result.returncode == 1
+    named = ["recipes/fsdp.py", "recipes/gpt.py"]
+    problems = [f"cascade: conflict in {name}: resolve the marked places\n" for name in named]
+    assert result.stderr == "".join(problems)
+    scripts = [copy / s.file for s in steps.STEPS + steps.RECIPES if s.file not in named]
+    assert all("lr=0.02" in script.read_text() for script in scripts)
 
 
 def test_cascade_carries_an_edit_to_every_job_file(copy):

@@ -1,14 +1,15 @@
 """Carries an uncommitted edit of one file to all files that build on it: cascade.py singlegpu.py
 
 A three-way merge for each file of the chain: its text, and the file above it as committed and as
-edited. A conflict is left in the file, marked as git marks it, and the chain stops there.
+edited. A conflict is left in the file, marked as git marks it, and the chain stops there; the
+files that do not build on that one get the edit.
 """
 
 import subprocess
 import sys
 import tempfile
 
-from steps import JOB_STEPS, ROOT, STEPS, sizes
+from steps import ALL, ROOT, STEPS, sizes
 
 
 def git(*arguments):
@@ -33,27 +34,33 @@ def merge(base, file):
 
 
 def cascade(base):
-    for step in STEPS + JOB_STEPS:
+    """Carries the edit of `base` down; returns what is to be done by hand."""
+    problems = []
+    for step in ALL:
         if step.base != base:
             continue
         if b"\n<<<<<<< " in (ROOT / step.file).read_bytes():
-            sys.exit(f"cascade: {step.file} still has conflict marks: resolve them first")
-        if not merge(base, step.file):
-            sys.exit(
-                f"cascade: conflict in {step.file}: resolve the marked places, "
-                f"then go on with: make cascade FROM={step.file}"
-            )
-        cascade(step.file)
+            problems.append(f"{step.file} still has conflict marks: resolve them first")
+        elif merge(base, step.file):
+            problems += cascade(step.file)
+        else:
+            problem = f"conflict in {step.file}: resolve the marked places"
+            if any(other.base == step.file for other in ALL):
+                problem += f", then go on with: make cascade FROM={step.file}"
+            problems.append(problem)
+    return problems
 
 
 def main():
-    bases = sorted({step.base for step in STEPS + JOB_STEPS})
+    bases = sorted({step.base for step in ALL})
     if len(sys.argv) != 2 or sys.argv[1] not in bases:
         example = f"make cascade FROM={STEPS[0].base}"
         sys.exit(f"cascade: name the edited file, as in: {example}\n  {', '.join(bases)}")
     print("before:", *sizes(), sep="\n  ")
-    cascade(sys.argv[1])
+    problems = cascade(sys.argv[1])
     print("after:", *sizes(), sep="\n  ")
+    if problems:
+        sys.exit("\n".join(f"cascade: {problem}" for problem in problems))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fences import SHOWN, block, changed_units
-from steps import JOB_STEPS, ROOT, STEPS
+from steps import ALL, ROOT, STEPS
 
 COG = re.compile(r'<!-- \[\[\[cog fence\("(.+)", "(.+)"\) \]\]\] -->')
 END = "<!-- [[[end]]] -->"
@@ -136,7 +136,7 @@ def check(docs):
         problems += wrong
     problems += check_blocks(blocks)
     shown = changed = 0
-    for step in STEPS + JOB_STEPS:
+    for step in ALL:
         # diff and the blocks may differ in which of two equal lines has moved: compare the text.
         on_pages = {
             line[1:]
@@ -154,7 +154,7 @@ def check(docs):
         problems.append(f"the stages' pages: {minutes(stages):.1f} minutes, of {STEP_PAGES}")
     slowest = max(words, key=words.get)
     return problems, [
-        f"{shown} of {changed} changed lines of {len(STEPS + JOB_STEPS)} steps are explained",
+        f"{shown} of {changed} changed lines of {len(ALL)} steps are explained",
         f"{minutes(stages):.1f} minutes to read the stages' pages, code left out; the longest of "
         f"{len(words)} pages is {slowest}.md with {minutes(words[slowest]):.1f}",
     ]

@@ -11,10 +11,10 @@ import ast
 import difflib
 import re
 
-from steps import JOB_STEPS, ROOT, STEPS, Step
+from steps import ALL, JOB_STEPS, ROOT, STEPS, Step
 
 START = [Step(None, base, 0, "the start") for base in (STEPS[0].base, JOB_STEPS[0].base)]
-SHOWN = START + STEPS + JOB_STEPS
+SHOWN = START + ALL
 SMALL = 30  # lines: a class up to this length is one unit
 CONTEXT = 2  # unchanged lines around a changed one
 

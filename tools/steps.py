@@ -38,6 +38,18 @@ JOB_STEPS = [
     Step("slurm/multinode.sbatch", "slurm/multinode_srun.sbatch", 28, "no torchrun"),
     Step("slurm/multinode.sbatch", "slurm/elastic_ddp.sbatch", 85, "a new step after each failure"),
 ]
+RECIPES = [
+    Step("multinode.py", f"recipes/{name}.py", most, idea)
+    for name, most, idea in [
+        ("mixed_precision", 20, "half the bits where they suffice"),
+        ("gradient_accumulation", 20, "batches that no device has room for"),
+        ("evaluate", 35, "held-out loss and accuracy, each sample counted once"),
+        ("tensorboard_logging", 15, "curves that a restart does not break"),
+        ("fsdp", 45, "a model that no device has room for"),
+        ("gpt", 140, "your own model, data and loss"),
+    ]
+]
+ALL = STEPS + JOB_STEPS + RECIPES
 
 
 def changed_lines(old, new):
@@ -50,10 +62,7 @@ def changed_lines(old, new):
 
 def sizes():
     """Returns one line a step: its files and how many of their lines differ."""
-    return [
-        f"{s.base} -> {s.file}: {changed_lines(s.base, s.file)} of {s.most}"
-        for s in STEPS + JOB_STEPS
-    ]
+    return [f"{s.base} -> {s.file}: {changed_lines(s.base, s.file)} of {s.most}" for s in ALL]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,335 @@
+"""What each recipe claims; and that all of them, as the stages do, go on after a kill."""
+
+import os
+import re
+import signal
+import sys
+import time
+
+import pytest
+import torch
+from helpers import (
+    ROOT,
+    changed,
+    furthest,
+    load,
+    plain_loop,
+    trained,
+)
+from steps import RECIPES
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.nn import functional
+
+import recipes.gpt
+import singlegpu
+
+NAMES = [step.file for step in RECIPES]
+TINY = "--layers 1 --heads 1 --epoch_steps 8"
+OPTIONS = {"recipes/mixed_precision.py": "--dtype float16", "recipes/gpt.py": TINY}
+
+# A pause in each epoch lets a kill come before the end.
+PAUSE = ("dist.all_reduce(loss)", "time.sleep(0.1), dist.all_reduce(loss)")
+
+
+def copy(shell, name, *changes):
+    """Returns the path of a copy of a recipe, with (old, new) `changes`."""
+    path = shell.folder / os.path.basename(name)
+    path.write_text(changed((ROOT / name).read_text(), changes))
+    return path
+
+
+def snapshot_of(path):
+    """Returns what a snapshot holds; fsdp.py's is a folder, of which the last is taken."""
+    if not path.is_dir():
+        return load(path)
+    last = max(path.iterdir(), key=lambda folder: int(folder.name))
+    dcp_to_torch_save(last, path.parent / "whole")
+    return load(path.parent / "whole")
+
+
+def same(one, other):
+    """Tells whether two snapshots are equal, bit for bit."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_killed_is_uninterrupted(shell, name):
+    """Two ranks, killed in mid-epoch and started again, end with the snapshot of two left alone."""
+    script = copy(shell, name, PAUSE)
+    command = f"{script} 6 3 {OPTIONS.get(name, '')} --snapshot_path"
+    straight = shell.ranks(f"{command} straight", 2)
+    killed = shell.ranks(f"{command} killed", 2)
+    killed.wait_for("epoch 3 |")
+    killed.signal(signal.SIGKILL)
+    assert killed.wait() == -signal.SIGKILL
+    resumed = shell.ranks(f"{command} killed", 2).succeeds()
+    assert "killed on cpu: 3 of 6 epochs done" in resumed
+    straight.succeeds()
+    one, other = (snapshot_of(shell.folder / path) for path in ("straight", "killed"))
+    assert one["epochs_run"] == 6
+    assert same(one, other)
+
+
+def test_half_precision_is_as_good(shell):
+    """After 10 epochs the loss is that of float32; weights and snapshots are in float32 still."""
+    script, float32 = "recipes/mixed_precision.py", plain_loop(10, 64)[2]
+    for dtype in ("bfloat16", "float16"):
+        path = f"{dtype}.pt"
+        command = f"{script} 10 1 --dtype {dtype} --snapshot_path {path}"
+        losses = re.findall(r"\| loss (\S+) \|", shell.ranks(command, 2).succeeds())
+        assert float(losses[-1]) == pytest.approx(float32[-1], rel=0.02)
+        snapshot = load(shell.folder / path)
+        assert all(weight.dtype == torch.float32 for weight in snapshot["model"].values())
+        # Less than float32, or nothing was computed in another dtype.
+        assert furthest(trained(shell.folder / path)[0], plain_loop(10, 64)[0]) > 1e-5
+        steps = snapshot["scaler"].get("_growth_tracker", 0)
+        assert (0 < steps <= 10 * 32) if dtype == "float16" else snapshot["scaler"] == {}
+    # From one dtype to the other, and from a stage's snapshot.
+    snapshot = load(shell.folder / "bfloat16.pt")
+    del snapshot["scaler"]
+    torch.save(snapshot, shell.folder / "plain.pt")
+    for path in ("bfloat16.pt", "plain.pt"):
+        shell.ranks(f"{script} 11 --dtype float16 --snapshot_path {path}", 2).succeeds()
+        assert load(shell.folder / path)["scaler"]["_growth_tracker"] > 0
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_accumulated_is_one_batch(shell, ranks, size=2024):
+    """Micro-batches of 8, of which the epoch's last is short, train like whole batches of 64."""
+    ddp = "nn.parallel.DistributedDataParallel(model)"
+    script = copy(
+        shell,
+        "recipes/gradient_accumulation.py",
+        ("ToyDataset(2048)", f"ToyDataset({size})"),
+        (ddp, f"{ddp}; self.model.register_comm_hook(None, counted)"),
+        ("def fail(", COUNTED + "def fail("),
+    )
+    output = shell.ranks(f"{script} 3 3 --batch_size 8 --global_batch_size 64", ranks).succeeds()
+    weights, momentum, _ = plain_loop(3, 64, size)
+    result, result_momentum = trained(shell.folder / "snapshot.pt")
+    assert furthest(result, weights) < 1e-6
+    assert furthest(result_momentum, momentum) < 1e-6
+    assert output.count("an all-reduce") == ranks * 3 * -(-size // 64)  # one a step
+
+
+COUNTED = """
+def counted(state, bucket):
+    print("an all-reduce")
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+    return allreduce_hook(None, bucket)
+
+
+"""
+
+
+def test_batch_that_cannot_be_shared(shell):
+    job = shell.ranks("recipes/gradient_accumulation.py 3 --global_batch_size 64", 3)
+    job.fails("gradient_accumulation.py", "--global_batch_size must be a multiple of 3")
+
+
+def test_evaluated_by_any_number_of_ranks(shell):
+    """The same on 1, 2 and 3 ranks; 2047 samples can be dealt out evenly to none but the first."""
+    told = [shell.ranks("recipes/evaluate.py 3", 1).succeeds()]
+    told += [shell.ranks("recipes/evaluate.py 3", ranks).succeeds() for ranks in (2, 3)]
+    model = singlegpu.ToyModel()
+    model.load_state_dict(load(shell.folder / "snapshot.pt")["model"])
+    samples = singlegpu.ToyDataset(4095)
+    order = torch.randperm(4095, generator=torch.Generator().manual_seed(0))[2048:]
+    with torch.no_grad():
+        outputs, targets = model(samples.inputs[order]).double(), samples.targets[order]
+    loss = ((outputs - targets) ** 2).mean().item()
+    accuracy = (outputs.argmax(1) == targets.argmax(1)).double().mean().item()
+    for output in told:
+        found = re.findall(r"held-out loss (\S+), accuracy (\S+)% of 2047 samples", output)
+        assert float(found[-1][0]) == pytest.approx(loss, rel=1e-6)
+        assert float(found[-1][1]) == pytest.approx(100 * accuracy, abs=0.01)
+    assert accuracy > 0.5 > 0.3 > loss
+
+
+def events(folder):
+    """Returns the steps and values of each curve, as TensorBoard itself reads them."""
+    reader = EventAccumulator(str(folder)).Reload()
+    return {
+        tag: [(event.step, event.value) for event in reader.Scalars(tag)]
+        for tag in reader.Tags()["scalars"]
+    }
+
+
+def test_curves_go_on_after_a_kill(shell):
+    """Epochs after the last snapshot are trained twice, and shown once."""
+    script = copy(shell, "recipes/tensorboard_logging.py", PAUSE)
+    command = f"{script} 40 20 --batch_size 128 --log_dir curves"
+    killed = shell.ranks(command, 2)
+    killed.wait_for("epoch 20 |")
+    while events(shell.folder / "curves")["loss"][-1][0] < 22:
+        assert killed.status() is None, killed.output
+        time.sleep(0.1)
+    killed.signal(signal.SIGKILL)
+    killed.wait()
+    assert "epoch 40 |" not in killed.output
+    shell.ranks(command, 2).succeeds()
+    curves = events(shell.folder / "curves")
+    assert set(curves) == {"loss", "learning_rate", "samples_per_second"}
+    for points in curves.values():
+        assert [step for step, _ in points] == list(range(1, 41))
+    losses = plain_loop(40, 256)[2]
+    assert [value for _, value in curves["loss"]] == pytest.approx(losses, rel=1e-3, abs=1e-5)
+    assert {round(value, 6) for _, value in curves["learning_rate"]} == {0.01}
+    assert all(100 < value < 1e7 for _, value in curves["samples_per_second"])
+
+
+def whole(path):
+    """Returns weights and momentum of one of fsdp.py's snapshots, in the order of `plain_loop`."""
+    dcp_to_torch_save(path, path.parent / "whole")
+    snapshot = load(path.parent / "whole")
+    momentum = [state["momentum_buffer"] for state in snapshot["optimizer"]["state"].values()]
+    return list(snapshot["model"].values()), momentum
+
+
+def test_sharded_is_as_replicated(shell):
+    """4 ranks train like one; then 2 go on from their snapshot."""
+    shell.ranks("recipes/fsdp.py 3 --batch_size 16", 4).succeeds()
+    for epochs, ranks in [(3, None), (6, 2)]:
+        if ranks:
+            output = shell.ranks(f"recipes/fsdp.py {epochs} --batch_size 32", ranks).succeeds()
+            assert "3 of 6 epochs done" in output
+        weights, momentum, _ = plain_loop(epochs, 64)
+        result, result_momentum = whole(shell.folder / "snapshots" / str(epochs))
+        assert furthest(result, weights) < 1e-6
+        assert furthest(result_momentum, momentum) < 1e-5
+
+
+DEEP = """
+import ctypes
+
+
+class Deep(nn.Sequential):
+    def __init__(self):
+        sizes = [10, *[1536] * 8, 5]
+        super().__init__(*(nn.Linear(*pair) for pair in zip(sizes, sizes[1:])))
+
+
+def memory(what="VmRSS:"):
+    # Without this, freed blocks of this size are kept for later, and the system counts them.
+    ctypes.CDLL(None).mallopt(-3, 65536)  # M_MMAP_THRESHOLD
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(what))
+
+
+def fail("""
+
+
+def test_sharded_takes_less_memory(shell):
+    """Measured by the system, as the most that a rank has taken beyond what it started with."""
+    took, said = {}, ""
+    for name in ("multinode.py", "recipes/fsdp.py"):
+        script = copy(
+            shell,
+            name,
+            ("def fail(", DEEP.lstrip("\n")),
+            ("model = ToyModel()", "start = memory()\n    model = Deep()"),
+            ("ToyDataset(2048)", "ToyDataset(256)"),
+            ("lr=0.01", "lr=0.0001"),
+            ("    time.sleep(0.1)", "    print('took', memory('VmHWM:') - start); time.sleep(0.1)"),
+        )
+        said = shell.ranks(f"{script} 1 1 --snapshot_path {name.replace('/', '-')}-s", 2).succeeds()
+        took[name] = max(map(int, re.findall(r"took (\d+)", said)))
+    assert took["recipes/fsdp.py"] < 0.6 * took["multinode.py"], took
+    held = re.findall(r"holds (\S+) bytes of weights and optimizer, of ([\d,]+)", said)
+    weights = sum(i * o + o for i, o in [(10, 1536), *[(1536, 1536)] * 7, (1536, 5)])
+    for part, all_of_it in held:
+        assert int(all_of_it.replace(",", "")) == 2 * 4 * weights
+        assert int(part.replace(",", "")) < 0.6 * 2 * 4 * weights
+    assert len(held) == 2
+
+
+def test_gpt_learns_a_text(shell):
+    """On 2 ranks: lower than chance and than single letters tell; it writes in that language."""
+    (shell.folder / "song.txt").write_text("nine green bottles hanging on the wall\n" * 4000)
+    options = "--layers 1 --heads 1 --context 32 --batch_size 8 --epoch_steps 40 --text song.txt"
+    output = shell.ranks(f"recipes/gpt.py 6 3 {options}", 2).succeeds()
+    told = re.findall(r"held-out loss (\S+), (\S+) tokens/s, MFU (\S+)% of 0.1 TFLOPS", output)
+    assert len(told) == 2 and float(told[-1][0]) < 0.5
+    assert "bottles" in output.rpartition("TFLOPS\n")[2]
+    # Each layer's 12 width^2 weights, biases, norms; both ends share the bytes' 256 x width.
+    model = recipes.gpt.GPT(1, 1, 32)
+    weights = sum(p.numel() for p in model.parameters()) - 32 * 64
+    assert 256 * 64 + 12 * 64**2 < weights < 256 * 64 + 12 * 64**2 + 20 * 64
+    speed, used = float(told[-1][1].replace(",", "")), float(told[-1][2]) / 100
+    assert used == pytest.approx(speed * (6 * weights + 12 * 64 * 32) / 2 / 0.1e12, abs=1e-3)
+    # The last snapshot's loss on the last 64 KiB, computed here.
+    model.load_state_dict(load(shell.folder / "snapshot.pt")["model"])
+    text = torch.tensor(list((shell.folder / "song.txt").read_bytes()[-65536:]))
+    windows = text[: 2047 * 32].view(2047, 32), text[1 : 2047 * 32 + 1].view(2047, 32)
+    with torch.no_grad():
+        loss = functional.cross_entropy(model(windows[0]).flatten(0, 1), windows[1].flatten())
+    assert float(told[-1][0]) == pytest.approx(loss.item(), rel=1e-3)
+
+
+def test_gpt_sees_no_byte_ahead():
+    torch.manual_seed(0)
+    model = recipes.gpt.GPT(2, 2, 16)
+    text = torch.randint(256, (1, 16))
+    other = text.clone()
+    other[0, 9:] = 0
+    with torch.no_grad():
+        difference = (model(text) - model(other)).abs().amax(2)[0]
+    assert (difference[:9] < 1e-6).all() and (difference[9:] > 1e-3).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("missing.txt", "cannot read --text: [Errno 2] No such file or directory: 'missing.txt'"),
+        ("short.txt", "--text has 5 bytes: at least 131,072 are needed"),
+    ],
+)
+def test_text_that_is_of_no_use(tmp_path, monkeypatch, text, problem):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "short.txt").write_text("hello")
+    monkeypatch.setattr(sys, "argv", ["gpt.py", "--text", text])
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    with pytest.raises(SystemExit) as exit:
+        recipes.gpt.parse_args()
+    assert exit.value.code == f"gpt.py: {problem}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_no_snapshot(shell, name):
+    path = shell.folder / "snapshot.pt"
+    if name == "recipes/fsdp.py":
+        torch.save({"model": {}}, path)
+        job = shell.ranks(f"{name} 3 --snapshot_path snapshot.pt")
+        job.fails("fsdp.py", "snapshot.pt is a file, not a folder of snapshots")
+        path.unlink()
+        (path / "4").mkdir(parents=True)
+        (path / "4" / ".metadata").write_text("hello")
+        problem = "snapshot.pt/4 is no snapshot of this model; move it or set --snapshot_path"
+    else:
+        path.write_text("hello")
+        problem = "snapshot.pt is no snapshot of this model; move it or set --snapshot_path"
+    options = OPTIONS.get(name, "")
+    job = shell.ranks(f"{name} 5 {options} --snapshot_path snapshot.pt")
+    job.fails(os.path.basename(name), problem)
+
+
+@pytest.mark.parametrize("name", ["recipes/mixed_precision.py", "recipes/fsdp.py"])
+def test_full_disk(shell, name):
+    job = shell.ranks_on([shell.folder], f"{name} 1 --snapshot_path s", full=[shell.folder])
+    path = "s/1" if name == "recipes/fsdp.py" else "s"
+    problem = f"cannot save {path} ([Errno 27] File too large): make room, or set --snapshot_path"
+    job.fails(os.path.basename(name), problem)
+
+
+def test_half_a_sharded_snapshot(shell):
+    """One that was being saved when the power failed is passed over, and then replaced."""
+    shell.ranks("recipes/fsdp.py 2 1", 2).succeeds()
+    (shell.folder / "snapshots" / "2" / ".metadata").unlink()
+    assert "1 of 2 epochs done" in shell.ranks("recipes/fsdp.py 2 1", 2).succeeds()
+    weights, _, _ = plain_loop(2, 64)
+    assert furthest(whole(shell.folder / "snapshots" / "2")[0], weights) < 1e-6
