@@ -193,15 +193,15 @@ class Trainer:
         todo = f"{len(self.train_data)} steps each" if done < total else "ask for more to go on"
         where = f"{self.args.snapshot_path} on {self.device}"
         self._log(f"{where}: {done} of {total} epochs done, {todo}")
-        model, sampler, peak = self.model.module, self.train_data.sampler, self.args.peak_tflops
+        model, sampler, peak = self.model.module, self.train_data.sampler, self.args.peak_gflops
         hidden = None if self.is_main else True  # None: on a terminal only
         bar = tqdm(range(done, total), initial=done, total=total, unit="epoch", disable=hidden)
         for epoch in bar:
             start = time.perf_counter()
             self._run_epoch(epoch)
             speed = sampler.total_size * len(model.places.weight) / (time.perf_counter() - start)
-            used = speed * model.flops / dist.get_world_size() / peak / 1e12
-            told = f"{speed:,.0f} tokens/s, MFU {used:.1%} of {peak} TFLOPS"
+            used = speed * model.flops / dist.get_world_size() / peak / 1e9
+            told = f"{speed:,.0f} tokens/s, MFU {used:.1%} of {peak:,} GFLOPS"
             bar.set_postfix_str(f"loss {self.loss:.4g}, {told}")
             self.epochs_run = epoch + 1
             if self.epochs_run % self.args.save_every == 0 or self.epochs_run == total:
@@ -245,7 +245,7 @@ def parse_args():
     parser.error = fail
     parser.add_argument("total_epochs", nargs="?", type=at_least(1), default=50)
     parser.add_argument("save_every", nargs="?", type=at_least(1), default=10, help="in epochs")
-    python = Path(os.__file__).parent.glob("*.py")  # of the same version on all machines
+    python = Path(os.__file__).parent.glob("*.py")  # the standard library
     parser.add_argument("--text", nargs="+", type=Path, default=sorted(python), metavar="FILE")
     parser.add_argument("--epoch_steps", type=at_least(1), default=100)
     parser.add_argument("--layers", type=at_least(1), default=4)
@@ -254,7 +254,7 @@ def parse_args():
     parser.add_argument("--learning_rate", type=float, default=3e-3)
     gpu = torch.cuda.is_available()
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=gpu)
-    parser.add_argument("--peak_tflops", type=float, default=989 if gpu else 0.1, help="a device")
+    parser.add_argument("--peak_gflops", type=at_least(1), default=989_000 if gpu else 100)
     parser.add_argument("--batch_size", type=at_least(1), default=32, help="per device")
     parser.add_argument("--num_workers", type=at_least(0), default=0)
     parser.add_argument("--snapshot_path", default="snapshot.pt")
@@ -266,8 +266,8 @@ def parse_args():
         args.text = b"".join(path.read_bytes() for path in args.text)
     except OSError as error:
         fail(f"cannot read --text: {error}")
-    if len(args.text) < 2 * 65536:
-        fail(f"--text has {len(args.text):,} bytes: at least 131,072 are needed")
+    if len(args.text) < 65536 + 1000 * args.context:
+        fail(f"--text has {len(args.text):,} bytes: needed are 65,536 + 1,000 * --context or more")
     folder = os.path.dirname(os.path.abspath(args.snapshot_path))
     if not os.access(folder, os.W_OK):
         fail(f"cannot write into {folder}: create it, or set --snapshot_path")
@@ -292,7 +292,7 @@ def main(local_rank, args):
     if args.compile:
         torch.set_float32_matmul_precision("high")  # to compile with less gives a warning
         model.compile()
-    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.1)
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.1)
     loss_fn = nn.CrossEntropyLoss()
     sampler = data.DistributedSampler(dataset, seed=args.seed, drop_last=True)
     # An epoch is but a part of a long text, each time another one.

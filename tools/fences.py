@@ -19,6 +19,11 @@ SMALL = 30  # lines: a class up to this length is one unit
 CONTEXT = 2  # unchanged lines around a changed one
 
 
+def first_line(node):
+    """Returns the index of the first line of a statement, decorators included."""
+    return min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))]) - 1
+
+
 def python_units(text):
     """Returns the units of a Python file: their names and lines, in their order."""
     starts = []
@@ -32,11 +37,10 @@ def python_units(text):
         else:
             name = node.name
         if not starts or starts[-1][0] != name:
-            first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
-            starts.append((name, first - 1))
+            starts.append((name, first_line(node)))
         if isinstance(node, ast.ClassDef) and node.end_lineno - node.lineno >= SMALL:
             methods = [part for part in node.body if isinstance(part, ast.FunctionDef)]
-            starts += [(f"{name}.{method.name}", method.lineno - 1) for method in methods]
+            starts += [(f"{name}.{method.name}", first_line(method)) for method in methods]
     lines = text.splitlines()
     ends = [start for _, start in starts[1:]] + [len(lines)]
     return {name: lines[start:end] for (name, start), end in zip(starts, ends, strict=True)}
