@@ -104,6 +104,8 @@ class Trainer:
     def _evaluate(self):
         """Logs the mean loss, and how often the largest output is the right one: held-out data."""
         model = self.model.module.eval()  # DDP would wait for ranks that have a batch less
+        for buffer in model.buffers():  # BatchNorm's: rank 0's, as in the snapshot
+            dist.broadcast(buffer, 0)
         sums = torch.zeros(3, dtype=torch.float64, device=self.device)
         for inputs, targets in self.held_out:
             inputs = inputs.to(self.device, non_blocking=True)
@@ -139,7 +141,7 @@ class Trainer:
 
     def _load_snapshot(self, path):
         try:
-            snapshot = torch.load(path, map_location=self.device, weights_only=True)
+            snapshot = torch.load(path, map_location="cpu", weights_only=True)
             self.model.load_state_dict(snapshot["model"])
             self.optimizer.load_state_dict(snapshot["optimizer"])
             self.epochs_run = snapshot["epochs_run"]
@@ -246,7 +248,7 @@ def main(local_rank, args):
     )
     # Every process has its part, none has a sample twice: a DistributedSampler would pad.
     share = data.Subset(held_out, range(dist.get_rank(), len(held_out), dist.get_world_size()))
-    held_out = data.DataLoader(share, args.batch_size)
+    held_out = data.DataLoader(share, args.batch_size, num_workers=args.num_workers)
     Trainer(model, train_data, held_out, loss_fn, optimizer, device, args).train()
     time.sleep(0.1)  # gloo's threads tidy up: once Python ends, that aborts (torch 2.13)
     dist.destroy_process_group()

@@ -72,8 +72,8 @@ class Trainer:
         self.args = args
         self.epochs_run = 0
         if os.path.exists(args.snapshot_path):
-            complete = Path(args.snapshot_path).glob("[0-9]*/.metadata")  # this file comes last
-            self.epochs_run = max((int(path.parent.name) for path in complete), default=0)
+            names = (path.parent.name for path in Path(args.snapshot_path).glob("*/.metadata"))
+            self.epochs_run = max((int(n) for n in names if n.isdigit()), default=0)
         self.is_main = os.environ["RANK"] == "0"  # one process speaks for all
         everywhere = [None] * dist.get_world_size()
         dist.all_gather_object(everywhere, (self.epochs_run, socket.gethostname()))
@@ -232,7 +232,7 @@ def main(local_rank, args):
         pin_memory=device.type == "cuda",
     )
     Trainer(model, train_data, loss_fn, optimizer, device, args).train()
-    held = [*model.parameters(), *(t for s in optimizer.state.values() for t in s.values())]
+    held = [t for p in model.parameters() for t in (p, *optimizer.state[p].values()) if t.dim()]
     part, whole = sum(t.to_local().nbytes for t in held), sum(t.nbytes for t in held)
     print(f"rank {dist.get_rank()} holds {part:,} bytes of weights and optimizer, of {whole:,}")
     time.sleep(0.1)  # gloo's threads tidy up: once Python ends, that aborts (torch 2.13)

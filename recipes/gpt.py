@@ -50,9 +50,8 @@ class GPT(nn.Module):
         self.bytes, self.places = nn.Embedding(256, 64 * heads), nn.Embedding(context, 64 * heads)
         self.blocks = nn.Sequential(*(Block(heads) for _ in range(layers)))
         self.norm = nn.LayerNorm(64 * heads)
-        for weight in self.parameters():
-            if weight.dim() > 1:
-                nn.init.normal_(weight, std=0.02)
+        for weight in (p for p in self.parameters() if p.dim() > 1):
+            nn.init.normal_(weight, std=0.02)
         # Floating-point operations a byte, forward and backward (PaLM paper, appendix B).
         weights = sum(p.numel() for p in self.parameters()) - self.places.weight.numel()
         self.flops = 6 * weights + 12 * layers * 64 * heads * context
@@ -117,6 +116,7 @@ class Trainer:
         with torch.autocast(self.device.type, torch.bfloat16, self.device.type == "cuda"):
             loss = self.loss_fn(self.model(inputs).flatten(0, 1), targets.flatten())
         loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         return loss.detach()
 
@@ -138,7 +138,7 @@ class Trainer:
 
     def _learning_rate(self, step):
         """Returns what rises for a tenth of all steps, then falls along a cosine, to a tenth."""
-        done = step / (self.args.total_epochs * len(self.train_data))
+        done = (step + 1) / (self.args.total_epochs * len(self.train_data))
         cosine = 0.55 + 0.45 * math.cos(math.pi * (done - 0.1) / 0.9)
         return self.args.learning_rate * min(10 * done, cosine)
 
@@ -147,7 +147,7 @@ class Trainer:
         """Returns the mean over bytes that are never trained on; each rank has a part of them."""
         sums = torch.zeros(2, device=self.device)
         for inputs, targets in self.held_out:
-            outputs = self.model.module(inputs.to(self.device)).flatten(0, 1)
+            outputs = self.model.module.forward(inputs.to(self.device)).flatten(0, 1)
             sums[0] += self.loss_fn(outputs, targets.to(self.device).flatten()) * len(inputs)
             sums[1] += len(inputs)
         dist.all_reduce(sums)
@@ -175,7 +175,7 @@ class Trainer:
 
     def _load_snapshot(self, path):
         try:
-            snapshot = torch.load(path, map_location=self.device, weights_only=True)
+            snapshot = torch.load(path, map_location="cpu", weights_only=True)
             self.model.load_state_dict(snapshot["model"])
             self.optimizer.load_state_dict(snapshot["optimizer"])
             self.epochs_run = snapshot["epochs_run"]
@@ -307,7 +307,7 @@ def main(local_rank, args):
         pin_memory=device.type == "cuda",
     )
     share = data.Subset(held_out, range(dist.get_rank(), len(held_out), dist.get_world_size()))
-    held_out = data.DataLoader(share, args.batch_size)
+    held_out = data.DataLoader(share, args.batch_size, num_workers=args.num_workers)
     Trainer(model, train_data, held_out, loss_fn, optimizer, device, args).train()
     if dist.get_rank() == 0:
         print(model.write("\n", 300))

@@ -122,7 +122,7 @@ class Trainer:
 
     def _load_snapshot(self, path):
         try:
-            snapshot = torch.load(path, map_location=self.device, weights_only=True)
+            snapshot = torch.load(path, map_location="cpu", weights_only=True)
             self.model.load_state_dict(snapshot["model"])
             self.optimizer.load_state_dict(snapshot["optimizer"])
             self.epochs_run = snapshot["epochs_run"]
@@ -143,7 +143,8 @@ class Trainer:
         hidden = None if self.is_main else True  # None: on a terminal only
         bar = tqdm(range(done, total), initial=done, total=total, unit="epoch", disable=hidden)
         # Hides what a killed run has written after its last snapshot.
-        writer = SummaryWriter(self.args.log_dir, purge_step=done + 1) if self.is_main else None
+        folder = os.path.join(self.args.log_dir, os.path.basename(self.args.snapshot_path))
+        writer = SummaryWriter(folder, purge_step=done + 1) if self.is_main else None
         for epoch in bar:
             start = time.perf_counter()
             self._run_epoch(epoch)

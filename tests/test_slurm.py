@@ -18,7 +18,7 @@ pytestmark = needs_slurm
 RANKS = """import os
 os.write(1, f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}\\n".encode())
 """
-ALL_DONE = "until [ $(squeue -h | wc -l) = 0 ]; do sleep 0.5; done"
+ALL_DONE = 'until left=$(squeue -h) && [ -z "$left" ]; do sleep 0.5; done'
 
 
 def log(folder, name):
@@ -281,12 +281,12 @@ def test_failure_fails_the_job(cluster, shell):
 
 def test_port_taken_fails_the_job(cluster, shell):
     job = cluster(
-        """
+        f"""
         job=$(sbatch --parsable --hold --gpus-per-node=1 slurm/multinode.sbatch)
         on node1 python3 -u -m http.server $((20000 + job % 10000)) >server 2>&1 &
         until grep -q "^Serving" server; do sleep 0.1; done
         scontrol release $job
-        until [ $(squeue -h | wc -l) = 0 ]; do sleep 0.1; done
+        {ALL_DONE}
         kill $!
         """
     )

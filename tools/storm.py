@@ -140,7 +140,11 @@ class Storm:
 
     def running(self):
         """Returns whether the job is in the queue; a requeued one need not wait for two minutes."""
-        state = run("squeue", "--noheader", f"--jobs={self.job}", "--format=%T %r").split()
+        command = ["squeue", "--noheader", f"--jobs={self.job}", "--format=%T %r"]
+        answer = subprocess.run(command, capture_output=True, text=True)
+        if answer.returncode:  # a controller that is too busy to answer is no end of the job
+            return "Invalid job id" not in answer.stderr
+        state = answer.stdout.split()
         if state == ["PENDING", "BeginTime"] and time.monotonic() > self.hurried + 10:
             run("scontrol", "update", f"JobId={self.job}", "StartTime=now+3")
             self.hurried = time.monotonic()
