@@ -21,7 +21,8 @@ def run(script, arguments, variables, folder, log, is_full):
     os.environ.update(variables)
     torch.set_num_threads(1)
     if is_full:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (FULL, resource.RLIM_INFINITY))
+        most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (FULL, most))
     sys.argv = [script, *arguments]
     sys.path[0] = os.path.dirname(script)
     try:
