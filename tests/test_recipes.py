@@ -283,7 +283,7 @@ def test_sharded_takes_less_memory(shell):
             name,
             ("def fail(", DEEP.lstrip("\n")),
             ("model = ToyModel()", "start = memory()\n    model = Deep()"),
-            ("ToyDataset(2048)", "ToyDataset(256)"),
+            ("ToyDataset(2048)", "ToyDataset(128)"),
             ("lr=0.01", "lr=0.0001"),
             ("    time.sleep(0.1)", "    print('took', memory('VmHWM:') - start); time.sleep(0.1)"),
         )
