@@ -17,6 +17,8 @@ def run(script, arguments, variables, folder, log, is_full):
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, sys.stdout.fileno())
     os.dup2(output, sys.stderr.fileno())
+    for stream in (sys.stdout, sys.stderr):  # whole lines, since all ranks write into one file
+        stream.reconfigure(line_buffering=True, write_through=False)
     os.environ.clear()
     os.environ.update(variables)
     torch.set_num_threads(1)

@@ -1,6 +1,7 @@
 """What beginners do: each mistake gets one clear line, a non-zero exit, and nothing is lost."""
 
 import importlib
+import os
 import resource
 import socket
 import stat
@@ -8,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+import steps
 import torch
 from helpers import (
     ROOT,
@@ -19,8 +21,14 @@ from helpers import (
 
 import singlegpu
 
+RECIPES = [step.file for step in steps.RECIPES]
 
-@pytest.mark.parametrize("script", SCRIPTS)
+
+def module(script):
+    return importlib.import_module(script.removesuffix(".py").replace("/", "."))
+
+
+@pytest.mark.parametrize("script", SCRIPTS + RECIPES)
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
@@ -41,17 +49,18 @@ def test_arguments(script, arguments, problem, monkeypatch):
     if script not in ("singlegpu.py", "multigpu.py"):
         monkeypatch.setenv("LOCAL_RANK", "0")
     with pytest.raises(SystemExit) as exit:
-        importlib.import_module(script.removesuffix(".py")).parse_args()
-    assert exit.value.code.startswith(f"{script}: ")
+        module(script).parse_args()
+    assert exit.value.code.startswith(f"{os.path.basename(script)}: ")
     assert exit.value.code.endswith(problem)
 
 
-@pytest.mark.parametrize("script", SCRIPTS[2:])
+@pytest.mark.parametrize("script", SCRIPTS[2:] + RECIPES)
 def test_without_torchrun(script, monkeypatch):
     monkeypatch.setattr(sys, "argv", [script])
     with pytest.raises(SystemExit) as exit:
-        importlib.import_module(script.removesuffix(".py")).parse_args()
-    assert exit.value.code.startswith(f"{script}: start it with: torchrun --")
+        module(script).parse_args()
+    name = os.path.basename(script)
+    assert exit.value.code.startswith(f"{name}: start it with: torchrun --")
     assert f" {script} " in exit.value.code
 
 

@@ -46,7 +46,7 @@ CHANGES = {
 }
 
 # A pause in each epoch lets a kill come before the end.
-PAUSE = ("dist.all_reduce(loss)", "time.sleep(0.1), dist.all_reduce(loss)")
+PAUSE = ("dist.all_reduce(loss)", "time.sleep(0.3), dist.all_reduce(loss)")
 
 
 def copy(shell, name, *changes):
@@ -97,7 +97,8 @@ def test_killed_is_uninterrupted(shell, name):
     one, other = (snapshot_of(shell.folder / path) for path in ("straight", "killed"))
     assert one["epochs_run"] == 6
     assert same(one, other)
-    assert 1 < one.get("scaler", {}).get("scale", 2) < 2**40  # it has left out steps
+    if name == "recipes/mixed_precision.py":
+        assert 1 < one["scaler"]["scale"] < 2**40  # it has left out steps
 
 
 def test_half_precision_is_as_good(shell):
@@ -205,22 +206,22 @@ def test_curves_go_on_after_a_kill(shell):
         "torchrun --standalone --nproc_per_node=2 recipes/tensorboard_logging.py 50 10"
         " --snapshot_path watched.pt",
         ("recipes/tensorboard_logging.py", str(script)),
-        ("50 10 --snapshot_path watched.pt", "40 20 --batch_size 128"),
+        ("50 10 --snapshot_path watched.pt", "16 8 --batch_size 128"),
     )
     killed = typed(shell, command)
-    killed.wait_for("epoch 20 |")
-    while events(shell.folder / "logs" / "snapshot.pt")["loss"][-1][0] < 23:
+    killed.wait_for("epoch 8 |")
+    while events(shell.folder / "logs" / "snapshot.pt")["loss"][-1][0] < 11:
         assert killed.status() is None, killed.output
         time.sleep(0.1)
     killed.signal(signal.SIGKILL)
     killed.wait()
-    assert "epoch 40 |" not in killed.output
+    assert "epoch 16 |" not in killed.output
     typed(shell, command).succeeds()
     curves = events(shell.folder / "logs" / "snapshot.pt")
     assert set(curves) == {"loss", "learning_rate", "samples_per_second"}
     for points in curves.values():
-        assert [step for step, _ in points] == list(range(1, 41))
-    losses = plain_loop(40, 256)[2]
+        assert [step for step, _ in points] == list(range(1, 17))
+    losses = plain_loop(16, 256)[2]
     assert [value for _, value in curves["loss"]] == pytest.approx(losses, rel=1e-3, abs=1e-5)
     assert {round(value, 6) for _, value in curves["learning_rate"]} == {0.01}
     assert all(100 < value < 1e7 for _, value in curves["samples_per_second"])
@@ -230,7 +231,7 @@ def test_curves_go_on_after_a_kill(shell):
     server.wait_for(f":{port}/")
     asked = f"http://localhost:{port}/data/plugin/scalars/scalars?run=snapshot.pt&tag=loss"
     with urllib.request.urlopen(asked) as answer:
-        assert [step for _, step, _ in json.load(answer)] == list(range(1, 41))
+        assert [step for _, step, _ in json.load(answer)] == list(range(1, 17))
 
 
 def whole(path):
