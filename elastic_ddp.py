@@ -1,29 +1,31 @@
-"""Train as machines come and go: torchrun --nnodes=1:3 --nproc_per_node=2 elastic_ddp.py 50 10
+"""Train while nodes come and go, with the same commands on each (HOST is the name of one of them):
 
-Export on each, first, where they meet, HOST being one of them, and a name for the run:
-PET_RDZV_BACKEND=c10d PET_RDZV_ENDPOINT=HOST:29400 PET_RDZV_ID=my_run
-PET_MAX_RESTARTS=100 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+    export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+    torchrun --nnodes=1:3 --nproc_per_node=2 --max-restarts=100 \
+        --rdzv_backend=c10d --rdzv_endpoint=HOST:29400 elastic_ddp.py 50 10
 
-Trains for 50 epochs and saves a snapshot every 10. Started again, it goes on from the snapshot;
-to start afresh, delete the file, or name another one with --snapshot_path.
-To train your own, replace ToyModel, ToyDataset and the lines of main that build what is trained.
+Trains for 50 epochs and saves a snapshot every 10. Started again, it resumes from the snapshot;
+to start afresh, delete the file or name another one with --snapshot_path.
+To train your own model, replace ToyModel, ToyDataset and the lines of main that build them.
 """
 
 import argparse
 import atexit
 import io
+import math
 import os
 import signal
 import socket
 import sys
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.elastic.multiprocessing.errors import record
-from torch.utils import data
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from tqdm import tqdm
 
 
@@ -40,13 +42,11 @@ class ToyModel(nn.Module):
         return self.net2(self.relu(self.net1(inputs)))
 
 
-class ToyDataset(data.Dataset):
-    """`size` inputs of shape (10,), each with its target of shape (5,), a linear function of it.
-
-    Seeded: every process, and every restart, must see the same samples.
-    """
+class ToyDataset(Dataset):
+    """`size` inputs of shape (10,), each with a target of shape (5,), a linear function of it."""
 
     def __init__(self, size):
+        # Seeded, so that every process and every restart has the same samples.
         generator = torch.Generator().manual_seed(0)
         self.inputs = torch.randn(size, 10, generator=generator)
         self.targets = self.inputs @ torch.randn(10, 5, generator=generator)
@@ -58,111 +58,132 @@ class ToyDataset(data.Dataset):
         return self.inputs[index], self.targets[index]
 
 
-class ElasticSampler(data.DistributedSampler):
-    """Deals each global batch of an epoch out to the ranks, from sample `samples_run` on."""
+class ElasticBatchSampler(DistributedSampler):
+    """Yields this rank's part of each global batch of an epoch, from sample `samples_run` on."""
+
+    def __init__(self, dataset, global_batch_size, seed):
+        super().__init__(dataset, seed=seed)
+        self.global_batch_size = global_batch_size
+
+    def set_position(self, epoch, samples_run):
+        self.epoch = epoch
+        self.samples_run = samples_run
 
     def __len__(self):
-        return len(range(0, len(self.dataset), self.batch_size))
+        return math.ceil(len(self.dataset) / self.global_batch_size)
 
     def __iter__(self):
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
         order = torch.randperm(len(self.dataset), generator=generator).tolist()
-        for start in range(self.samples_run, len(order), self.batch_size):
-            batch = order[start : start + self.batch_size]
-            yield batch[self.rank :: self.num_replicas] or batch[:1]  # weighs 0 if none is left
+        for start in range(self.samples_run, len(order), self.global_batch_size):
+            global_batch = order[start : start + self.global_batch_size]
+            # A rank without a part takes any sample, since all must do the step; its weight is 0.
+            yield global_batch[self.rank :: self.num_replicas] or global_batch[:1]
 
 
 class Trainer:
     """Trains `model`, already on `device`, for `args.total_epochs`, from the snapshot on if any.
 
-    A snapshot holds all that is needed to go on: `model` and `optimizer`, their state_dicts, and
-    `epochs_run`, the number of epochs done and so the number of the next one, counted from 0.
-    `samples_run` of that one are done, with `loss` as their average.
+    A snapshot holds all that is needed to resume: the state_dicts of `model` and `optimizer`, and
+    `epochs_run`, the number of completed epochs and so the index of the next one. `samples_run`
+    samples of that one are done, too, with `loss` as their mean loss.
     """
 
-    def __init__(self, model, train_data, loss_fn, optimizer, device, args):
+    def __init__(self, model, train_loader, loss_fn, optimizer, device, args):
         self.model = model
-        self.train_data = train_data
+        self.train_loader = train_loader
         self.loss_fn = loss_fn
         self.optimizer = optimizer
         self.device = device
         self.args = args
         self.epochs_run = 0
-        self.samples_run, self.loss, self.saved, self.signals = 0, 0.0, None, []
+        self.samples_run = 0
+        self.loss = 0.0
+        self.last_saved = None
+        self.stop_requested = False
         if os.path.exists(args.snapshot_path):
             self._load_snapshot(args.snapshot_path)
         self._sync_weights()
-        self.model = nn.parallel.DistributedDataParallel(model)
-        self.is_main = os.environ["RANK"] == "0"  # one process speaks for all
+        self.model = nn.parallel.DistributedDataParallel(model)  # no device_ids: we move the inputs
+        self.is_main = os.environ["RANK"] == "0"  # this process logs and saves
         self._save_snapshot()
-        atexit.register(self._save_snapshot)  # whatever the end, the last complete step is kept
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda number, frame: self.signals.append(number))
+        atexit.register(self._save_snapshot)  # however Python ends, the last complete step is kept
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, self._request_stop)
+
+    def _request_stop(self, signum, frame):
+        self.stop_requested = True
 
     def _sync_weights(self):
-        """Gives every rank the newest snapshot that any node holds, if there is one."""
-        everywhere = [None] * dist.get_world_size()
-        dist.all_gather_object(everywhere, (self.epochs_run, self.samples_run))
-        oldest, newest = min(everywhere), max(everywhere)
-        if newest <= (0, 0) and oldest < (0, 0):
-            fail(f"no {self.args.snapshot_path} is of use: to start afresh, move it away")
-        if oldest < newest:
-            content, source = [None], everywhere.index(newest)
-            if dist.get_rank() == source:
-                content = [io.FileIO(self.args.snapshot_path).readall()]
-            dist.broadcast_object_list(content, source)
-            self._load_snapshot(io.BytesIO(content[0]))
+        """Gives every rank the newest snapshot that any node has, if there is one."""
+        positions = [None] * dist.get_world_size()
+        dist.all_gather_object(positions, (self.epochs_run, self.samples_run))
+        newest = max(positions)
+        if newest <= (0, 0) and min(positions) < (0, 0):
+            sys.exit(f"cannot load any {self.args.snapshot_path}: to start afresh, move it away")
+        if min(positions) < newest:
+            src = positions.index(newest)
+            snapshot_bytes = [None]
+            if dist.get_rank() == src:
+                snapshot_bytes = [Path(self.args.snapshot_path).read_bytes()]
+            dist.broadcast_object_list(snapshot_bytes, src)
+            self._load_snapshot(io.BytesIO(snapshot_bytes[0]))
 
     def _run_batch(self, inputs, targets):
-        size = min(self.args.batch_size, len(self.train_data.dataset) - self.samples_run)
-        share = len(range(dist.get_rank(), size, dist.get_world_size())) / size
+        samples_left = len(self.train_loader.dataset) - self.samples_run
+        global_size = min(self.args.batch_size, samples_left)
+        weight = len(range(dist.get_rank(), global_size, dist.get_world_size())) / global_size
         self.optimizer.zero_grad()
-        # The share that this rank has of the batch, and what DDP will divide by.
-        loss = self.loss_fn(self.model(inputs), targets) * share * dist.get_world_size()
+        # DDP will divide the sum of the ranks' gradients by the world size.
+        loss = self.loss_fn(self.model(inputs), targets) * weight * dist.get_world_size()
         loss.backward()
-        dist.all_reduce(loss.detach())  # in place; fails before the step if a peer is gone
+        global_loss = loss.detach() / dist.get_world_size()
+        dist.all_reduce(global_loss)  # fails before the step if a peer is gone
         self.optimizer.step()
-        self.samples_run += size
-        self.loss += (loss.item() / dist.get_world_size() - self.loss) * size / self.samples_run
+        total_loss = self.loss * self.samples_run + global_loss.item() * global_size
+        self.samples_run += global_size
+        self.loss = total_loss / self.samples_run
 
     def _run_epoch(self, epoch):
-        """Trains one epoch; `loss` is then the average over it."""
-        # The order depends on seed and epoch alone, so that a resumed run repeats it.
-        self.train_data.batch_sampler.set_epoch(epoch)
-        self.train_data.batch_sampler.samples_run = self.samples_run
-        # So do dropout's random numbers, which are others on each rank.
-        torch.manual_seed(hash((self.args.seed, epoch, int(os.environ.get("RANK", 0)))))
-        for inputs, targets in self.train_data:
+        """Trains one epoch and sets `self.loss` to its mean loss per sample."""
+        # Seeds that follow from the epoch let a resumed run repeat the sample order and dropout.
+        self.train_loader.batch_sampler.set_position(epoch, self.samples_run)
+        torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
+        for inputs, targets in self.train_loader:
             inputs = inputs.to(self.device, non_blocking=True)
             targets = targets.to(self.device, non_blocking=True)
             self._run_batch(inputs, targets)
-            if self.signals:
-                sys.exit(128 + self.signals[0])  # as a shell tells of a signal
-            if self.samples_run // self.args.batch_size % self.args.save_steps == 0:
+            if self.stop_requested:
+                sys.exit("stopped by a signal")
+            if self.samples_run // self.args.batch_size % self.args.save_every_steps == 0:
                 self._save_snapshot()
 
     def _save_snapshot(self):
-        if os.environ["LOCAL_RANK"] != "0" or self.saved == (self.epochs_run, self.samples_run):
+        position = (self.epochs_run, self.samples_run)
+        if os.environ["LOCAL_RANK"] != "0" or self.last_saved == position:
             return
         snapshot = {
-            "model": self.model.module.state_dict(),  # as without DDP
+            "model": self.model.module.state_dict(),  # without the DDP wrapper
             "optimizer": self.optimizer.state_dict(),
             "epochs_run": self.epochs_run,
             "samples_run": self.samples_run,
             "loss": self.loss,
         }
         path = self.args.snapshot_path
-        part = f"{path}.{socket.gethostname()}.{os.environ['GROUP_RANK']}.tmp"
+        tmp_path = f"{path}.{socket.gethostname()}.{os.environ['GROUP_RANK']}.tmp"
         try:
-            # Never half a snapshot: the old one stays until the new one is complete.
-            with open(part, "wb") as file:
+            with open(tmp_path, "wb") as file:
                 torch.save(snapshot, file)
-            os.replace(part, path)
-            self.saved = epoch, samples = self.epochs_run, self.samples_run
-            self._log(f"epoch {epoch} + {samples} samples | loss {self.loss:.7g} | saved {path}")
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(tmp_path, path)  # in one move: `path` is a whole snapshot at any time
         except (OSError, RuntimeError) as error:
-            reason = error.__context__ or error  # torch puts its own in front of a full disk's
+            reason = error.__context__ or error  # torch.save wraps the error of a full disk
             print(f"warning: cannot save {path} ({reason}): make room", file=sys.stderr)
+            return
+        self.last_saved = position
+        done = f"epoch {self.epochs_run} + {self.samples_run} samples"
+        self._log(f"{done} | loss {self.loss:.7g} | saved {path}")
 
     def _load_snapshot(self, path):
         try:
@@ -170,110 +191,84 @@ class Trainer:
             self.model.load_state_dict(snapshot["model"])
             self.optimizer.load_state_dict(snapshot["optimizer"])
             self.epochs_run = snapshot["epochs_run"]
-            self.samples_run, self.loss = snapshot.get("samples_run", 0), snapshot.get("loss", 0)
+            self.samples_run = snapshot.get("samples_run", 0)
+            self.loss = snapshot.get("loss", 0.0)
         except Exception as error:
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:150]
-            print(f"warning: {path} is no snapshot of this model ({reason})", file=sys.stderr)
+            print(f"warning: cannot load {path} ({error!r:.150})", file=sys.stderr)
             self.epochs_run = -1
 
-    def _log(self, line):
+    def _log(self, message):
         if not self.is_main:
             return
-        tqdm.write(line)
+        tqdm.write(message)
 
     def train(self):
-        done, total = self.epochs_run, self.args.total_epochs
-        todo = f"{len(self.train_data)} steps each" if done < total else "ask for more to go on"
-        where = f"{self.args.snapshot_path} on {self.device}"
-        self._log(f"{where}: {done} of {total} epochs done, {todo}")
-        hidden = None if self.is_main else True  # None: on a terminal only
-        bar = tqdm(range(done, total), initial=done, total=total, unit="epoch", disable=hidden)
-        for epoch in bar:
+        start_epoch = self.epochs_run
+        total = self.args.total_epochs
+        steps = len(self.train_loader)
+        where = f"{self.device} of {socket.gethostname()}"
+        self._log(f"{start_epoch} of {total} epochs done, {steps} steps each, on {where}")
+        if start_epoch >= total:
+            self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
+        epochs = range(start_epoch, total)
+        disable = None if self.is_main else True  # None: draw the bar on a terminal only
+        progress = tqdm(epochs, initial=start_epoch, total=total, unit="epoch", disable=disable)
+        for epoch in progress:
             self._run_epoch(epoch)
-            bar.set_postfix(loss=f"{self.loss:.4g}")
-            self.epochs_run, self.samples_run = epoch + 1, 0
+            progress.set_postfix(loss=f"{self.loss:.4g}")
+            self.epochs_run = epoch + 1
+            self.samples_run = 0
             if self.epochs_run % self.args.save_every == 0 or self.epochs_run == total:
                 self._save_snapshot()
 
 
-def fail(problem):
-    """Ends this process with one line on stderr and exit status 1."""
-    # The first process of a machine speaks for all; at its end the launcher ends the others.
-    if os.environ.get("LOCAL_RANK", "0") != "0":
-        time.sleep(10)
-    sys.exit(f"{os.path.basename(__file__)}: {problem}")
-
-
-def pick_device(local_rank):
-    """Returns the GPU of this process, `local_rank` on its machine, or the CPU if there is none."""
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    processes, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
-    if processes > gpus:
-        host = socket.gethostname()
-        fail(f"{host} has {gpus} GPUs for {processes} processes: lower --nproc_per_node")
-    torch.cuda.set_device(local_rank)
-    return torch.device("cuda", local_rank)
-
-
-def at_least(minimum):
-    """Returns a type for argparse: whole numbers from `minimum` on."""
-
-    def whole_number(text):
-        if int(text) < minimum:
-            raise argparse.ArgumentTypeError(f"must be {minimum} or more, not {text}")
-        return int(text)
-
-    return whole_number
-
-
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.error = fail
-    parser.add_argument("total_epochs", nargs="?", type=at_least(1), default=50)
-    parser.add_argument("save_every", nargs="?", type=at_least(1), default=10, help="in epochs")
-    parser.add_argument("--save_steps", type=at_least(1), default=100, help="within an epoch")
-    parser.add_argument("--batch_size", type=at_least(1), default=64, help="of all devices")
-    parser.add_argument("--num_workers", type=at_least(0), default=0)
+    parser.add_argument("total_epochs", nargs="?", type=int, default=50)
+    parser.add_argument("save_every", nargs="?", type=int, default=10, help="in epochs")
+    parser.add_argument("--save_every_steps", type=int, default=100, help="within an epoch")
+    parser.add_argument("--batch_size", type=int, default=64, help="of all devices together")
+    parser.add_argument("--num_workers", type=int, default=0, help="that load data, per device")
     parser.add_argument("--snapshot_path", default="snapshot.pt")
-    parser.add_argument("--seed", type=at_least(0), default=0)
+    parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     if "LOCAL_RANK" not in os.environ:
-        fail(f"start it with: {__doc__.splitlines()[0].partition(': ')[2]} (see also its top)")
+        parser.error("start it with torchrun, as the top of this file shows")
+    if min(args.total_epochs, args.save_every, args.save_every_steps, args.batch_size) < 1:
+        parser.error("epochs, intervals and --batch_size must be 1 or more")
+    if args.num_workers < 0:
+        parser.error("--num_workers must be 0 or more")
     folder = os.path.dirname(os.path.abspath(args.snapshot_path))
     if not os.access(folder, os.W_OK):
-        fail(f"cannot write into {folder}: create it, or set --snapshot_path")
+        parser.error(f"cannot write into {folder}: create it, or set --snapshot_path")
     return args
 
 
-@record
+@record  # torchrun then shows the first exception of any rank
 def main(local_rank, args):
-    sys.stdout.reconfigure(line_buffering=True)  # a log file, too, shows each line at once
-    device = pick_device(local_rank)
-    # Our own store and port: torchrun's keeps the addresses of the dead after a restart (2.13).
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
-    os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) // 2)
-    try:
-        dist.init_process_group(timeout=timedelta(seconds=30))  # for a peer whose cable is cut
-    except dist.DistNetworkError:
-        fail(f"port {os.environ['MASTER_PORT']} is taken or silent: try another MASTER_PORT")
+    sys.stdout.reconfigure(line_buffering=True)  # so that log files show each line at once
+    dist.init_process_group(timeout=timedelta(seconds=30))  # until a node that is cut off is missed
+    if torch.cuda.is_available():
+        if local_rank >= torch.cuda.device_count():
+            sys.exit(f"{socket.gethostname()} has too few GPUs: lower --nproc_per_node")
+        torch.cuda.set_device(local_rank)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     print(f"rank {dist.get_rank()} of {dist.get_world_size()} starts on {socket.gethostname()}")
     torch.manual_seed(args.seed)
     dataset = ToyDataset(2048)
     model = ToyModel().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     loss_fn = nn.MSELoss()
-    sampler = ElasticSampler(dataset, seed=args.seed)
-    sampler.batch_size = args.batch_size
-    train_data = data.DataLoader(
+    sampler = ElasticBatchSampler(dataset, args.batch_size, args.seed)
+    train_loader = DataLoader(
         dataset,
         batch_sampler=sampler,
         num_workers=args.num_workers,
         persistent_workers=args.num_workers > 0,
         pin_memory=device.type == "cuda",
     )
-    Trainer(model, train_data, loss_fn, optimizer, device, args).train()
-    time.sleep(0.1)  # gloo's threads tidy up: once Python ends, that aborts (torch 2.13)
+    Trainer(model, train_loader, loss_fn, optimizer, device, args).train()
+    time.sleep(0.1)  # CPU only: gloo's threads must end before Python does (pytorch#190489)
     dist.destroy_process_group()
 
 

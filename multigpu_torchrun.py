@@ -1,8 +1,8 @@
-"""Train on one machine's GPUs: torchrun --standalone --nproc_per_node=2 multigpu_torchrun.py 50 10
+"""Train on one machine: torchrun --standalone --nproc_per_node=2 multigpu_torchrun.py 50 10
 
-Trains for 50 epochs and saves a snapshot every 10. Started again, it goes on from the snapshot;
-to start afresh, delete the file, or name another one with --snapshot_path.
-To train your own, replace ToyModel, ToyDataset and the lines of main that build what is trained.
+Trains for 50 epochs and saves a snapshot every 10. Started again, it resumes from the snapshot;
+to start afresh, delete the file or name another one with --snapshot_path.
+To train your own model, replace ToyModel, ToyDataset and the lines of main that build them.
 """
 
 import argparse
@@ -14,7 +14,8 @@ import time
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils import data
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from tqdm import tqdm
 
 
@@ -31,13 +32,11 @@ class ToyModel(nn.Module):
         return self.net2(self.relu(self.net1(inputs)))
 
 
-class ToyDataset(data.Dataset):
-    """`size` inputs of shape (10,), each with its target of shape (5,), a linear function of it.
-
-    Seeded: every process, and every restart, must see the same samples.
-    """
+class ToyDataset(Dataset):
+    """`size` inputs of shape (10,), each with a target of shape (5,), a linear function of it."""
 
     def __init__(self, size):
+        # Seeded, so that every process and every restart has the same samples.
         generator = torch.Generator().manual_seed(0)
         self.inputs = torch.randn(size, 10, generator=generator)
         self.targets = self.inputs @ torch.randn(10, 5, generator=generator)
@@ -52,13 +51,13 @@ class ToyDataset(data.Dataset):
 class Trainer:
     """Trains `model`, already on `device`, for `args.total_epochs`, from the snapshot on if any.
 
-    A snapshot holds all that is needed to go on: `model` and `optimizer`, their state_dicts, and
-    `epochs_run`, the number of epochs done and so the number of the next one, counted from 0.
+    A snapshot holds all that is needed to resume: the state_dicts of `model` and `optimizer`, and
+    `epochs_run`, the number of completed epochs and so the index of the next one.
     """
 
-    def __init__(self, model, train_data, loss_fn, optimizer, device, args):
+    def __init__(self, model, train_loader, loss_fn, optimizer, device, args):
         self.model = model
-        self.train_data = train_data
+        self.train_loader = train_loader
         self.loss_fn = loss_fn
         self.optimizer = optimizer
         self.device = device
@@ -66,8 +65,8 @@ class Trainer:
         self.epochs_run = 0
         if os.path.exists(args.snapshot_path):
             self._load_snapshot(args.snapshot_path)
-        self.model = nn.parallel.DistributedDataParallel(model)
-        self.is_main = os.environ["LOCAL_RANK"] == "0"  # one process speaks for all
+        self.model = nn.parallel.DistributedDataParallel(model)  # no device_ids: we move the inputs
+        self.is_main = os.environ["LOCAL_RANK"] == "0"  # this process logs and saves
 
     def _run_batch(self, inputs, targets):
         self.optimizer.zero_grad()
@@ -77,39 +76,39 @@ class Trainer:
         return loss.detach()
 
     def _run_epoch(self, epoch):
-        """Trains one epoch; `loss` is then the average over it."""
-        # The order depends on seed and epoch alone, so that a resumed run repeats it.
-        self.train_data.sampler.set_epoch(epoch)
-        # So do dropout's random numbers, which are others on each rank.
-        torch.manual_seed(hash((self.args.seed, epoch, int(os.environ.get("RANK", 0)))))
-        loss = torch.zeros((), device=self.device)
-        for inputs, targets in self.train_data:
+        """Trains one epoch and sets `self.loss` to its mean loss per sample."""
+        # Seeds that follow from the epoch let a resumed run repeat the sample order and dropout.
+        self.train_loader.sampler.set_epoch(epoch)
+        torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
+        total_loss = torch.zeros((), device=self.device)
+        for inputs, targets in self.train_loader:
             inputs = inputs.to(self.device, non_blocking=True)
             targets = targets.to(self.device, non_blocking=True)
-            loss += self._run_batch(inputs, targets)
-        dist.all_reduce(loss)  # now the sum over all ranks
-        loss /= dist.get_world_size()
-        self.loss = loss.item() / len(self.train_data)
+            total_loss += self._run_batch(inputs, targets) * len(inputs)
+        dist.all_reduce(total_loss)  # the sum over all ranks
+        total_loss /= dist.get_world_size()
+        self.loss = total_loss.item() / len(self.train_loader.sampler)
 
     def _save_snapshot(self):
         if not self.is_main:
             return
         snapshot = {
-            "model": self.model.module.state_dict(),  # as without DDP
+            "model": self.model.module.state_dict(),  # without the DDP wrapper
             "optimizer": self.optimizer.state_dict(),
             "epochs_run": self.epochs_run,
         }
         path = self.args.snapshot_path
-        part = path + ".tmp"
+        tmp_path = f"{path}.tmp"
         try:
-            # Never half a snapshot: the old one stays until the new one is complete.
-            with open(part, "wb") as file:
+            with open(tmp_path, "wb") as file:
                 torch.save(snapshot, file)
-            os.replace(part, path)
-            self._log(f"epoch {self.epochs_run} | loss {self.loss:.4g} | saved {path}")
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(tmp_path, path)  # in one move: `path` is a whole snapshot at any time
         except (OSError, RuntimeError) as error:
-            reason = error.__context__ or error  # torch puts its own in front of a full disk's
-            fail(f"cannot save {path} ({reason}): make room, or set --snapshot_path")
+            reason = error.__context__ or error  # torch.save wraps the error of a full disk
+            sys.exit(f"cannot save {path} ({reason}): disk full, or in use by another run?")
+        self._log(f"epoch {self.epochs_run} | loss {self.loss:.4g} | saved {path}")
 
     def _load_snapshot(self, path):
         try:
@@ -118,95 +117,69 @@ class Trainer:
             self.optimizer.load_state_dict(snapshot["optimizer"])
             self.epochs_run = snapshot["epochs_run"]
         except Exception as error:
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:150]
-            fail(f"{path} is no snapshot of this model; move it or set --snapshot_path ({reason})")
+            sys.exit(f"cannot load {path} ({error!r:.150}): move it, or set --snapshot_path")
 
-    def _log(self, line):
+    def _log(self, message):
         if not self.is_main:
             return
-        tqdm.write(line)
+        tqdm.write(message)
 
     def train(self):
-        done, total = self.epochs_run, self.args.total_epochs
-        todo = f"{len(self.train_data)} steps each" if done < total else "ask for more to go on"
-        where = f"{self.args.snapshot_path} on {self.device}"
-        self._log(f"{where}: {done} of {total} epochs done, {todo}")
-        hidden = None if self.is_main else True  # None: on a terminal only
-        bar = tqdm(range(done, total), initial=done, total=total, unit="epoch", disable=hidden)
-        for epoch in bar:
+        start_epoch = self.epochs_run
+        total = self.args.total_epochs
+        steps = len(self.train_loader)
+        where = f"{self.device} of {socket.gethostname()}"
+        self._log(f"{start_epoch} of {total} epochs done, {steps} steps each, on {where}")
+        if start_epoch >= total:
+            self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
+        epochs = range(start_epoch, total)
+        disable = None if self.is_main else True  # None: draw the bar on a terminal only
+        progress = tqdm(epochs, initial=start_epoch, total=total, unit="epoch", disable=disable)
+        for epoch in progress:
             self._run_epoch(epoch)
-            bar.set_postfix(loss=f"{self.loss:.4g}")
+            progress.set_postfix(loss=f"{self.loss:.4g}")
             self.epochs_run = epoch + 1
             if self.epochs_run % self.args.save_every == 0 or self.epochs_run == total:
                 self._save_snapshot()
 
 
-def fail(problem):
-    """Ends this process with one line on stderr and exit status 1."""
-    # The first process of a machine speaks for all; at its end the launcher ends the others.
-    if os.environ.get("LOCAL_RANK", "0") != "0":
-        time.sleep(10)
-    sys.exit(f"{os.path.basename(__file__)}: {problem}")
-
-
-def pick_device(local_rank):
-    """Returns the GPU of this process, `local_rank` on its machine, or the CPU if there is none."""
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    processes, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
-    if processes > gpus:
-        host = socket.gethostname()
-        fail(f"{host} has {gpus} GPUs for {processes} processes: lower --nproc_per_node")
-    torch.cuda.set_device(local_rank)
-    return torch.device("cuda", local_rank)
-
-
-def at_least(minimum):
-    """Returns a type for argparse: whole numbers from `minimum` on."""
-
-    def whole_number(text):
-        if int(text) < minimum:
-            raise argparse.ArgumentTypeError(f"must be {minimum} or more, not {text}")
-        return int(text)
-
-    return whole_number
-
-
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.error = fail
-    parser.add_argument("total_epochs", nargs="?", type=at_least(1), default=50)
-    parser.add_argument("save_every", nargs="?", type=at_least(1), default=10, help="in epochs")
-    parser.add_argument("--batch_size", type=at_least(1), default=32, help="per device")
-    parser.add_argument("--num_workers", type=at_least(0), default=0)
+    parser.add_argument("total_epochs", nargs="?", type=int, default=50)
+    parser.add_argument("save_every", nargs="?", type=int, default=10, help="in epochs")
+    parser.add_argument("--batch_size", type=int, default=32, help="per device")
+    parser.add_argument("--num_workers", type=int, default=0, help="that load data, per device")
     parser.add_argument("--snapshot_path", default="snapshot.pt")
-    parser.add_argument("--seed", type=at_least(0), default=0)
+    parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     if "LOCAL_RANK" not in os.environ:
-        fail(f"start it with: {__doc__.splitlines()[0].partition(': ')[2]} (see also its top)")
+        parser.error("start it with torchrun, as the top of this file shows")
+    if min(args.total_epochs, args.save_every, args.batch_size) < 1:
+        parser.error("total_epochs, save_every and --batch_size must be 1 or more")
+    if args.num_workers < 0:
+        parser.error("--num_workers must be 0 or more")
     folder = os.path.dirname(os.path.abspath(args.snapshot_path))
     if not os.access(folder, os.W_OK):
-        fail(f"cannot write into {folder}: create it, or set --snapshot_path")
+        parser.error(f"cannot write into {folder}: create it, or set --snapshot_path")
     return args
 
 
+@record  # torchrun then shows the first exception of any rank
 def main(local_rank, args):
-    sys.stdout.reconfigure(line_buffering=True)  # a log file, too, shows each line at once
-    device = pick_device(local_rank)
-    # Our own store and port: torchrun's keeps the addresses of the dead after a restart (2.13).
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
-    os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) // 2)
-    try:
-        dist.init_process_group()
-    except dist.DistNetworkError:
-        fail(f"port {os.environ['MASTER_PORT']} is taken or silent: try another MASTER_PORT")
+    sys.stdout.reconfigure(line_buffering=True)  # so that log files show each line at once
+    dist.init_process_group()  # NCCL for GPUs, gloo for CPUs; no device_id, since CPUs have none
+    if torch.cuda.is_available():
+        if local_rank >= torch.cuda.device_count():
+            sys.exit(f"{socket.gethostname()} has too few GPUs: lower --nproc_per_node")
+        torch.cuda.set_device(local_rank)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(args.seed)
     dataset = ToyDataset(2048)
     model = ToyModel().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     loss_fn = nn.MSELoss()
-    sampler = data.DistributedSampler(dataset, seed=args.seed)
-    train_data = data.DataLoader(
+    sampler = DistributedSampler(dataset, seed=args.seed)
+    train_loader = DataLoader(
         dataset,
         args.batch_size,
         sampler=sampler,
@@ -214,8 +187,8 @@ def main(local_rank, args):
         persistent_workers=args.num_workers > 0,
         pin_memory=device.type == "cuda",
     )
-    Trainer(model, train_data, loss_fn, optimizer, device, args).train()
-    time.sleep(0.1)  # gloo's threads tidy up: once Python ends, that aborts (torch 2.13)
+    Trainer(model, train_loader, loss_fn, optimizer, device, args).train()
+    time.sleep(0.1)  # CPU only: gloo's threads must end before Python does (pytorch#190489)
     dist.destroy_process_group()
 
 

@@ -1,11 +1,11 @@
-"""Shard the model: torchrun --nnodes=2 --nproc_per_node=4 recipes/fsdp.py 50 10
+"""Shard the model, with the same command on each (HOST is the name of one of them):
 
-Export on each, first, where they meet, HOST being one of them, and a name for the run:
-PET_RDZV_BACKEND=c10d PET_RDZV_ENDPOINT=HOST:29400 PET_RDZV_ID=my_run
+    torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=HOST:29400 \
+        recipes/fsdp.py 50 10
 
-Trains for 50 epochs and saves a snapshot every 10. Started again, it goes on from the snapshot;
-to start afresh, delete the file, or name another one with --snapshot_path.
-To train your own, replace ToyModel, ToyDataset and the lines of main that build what is trained.
+Trains for 50 epochs and saves a snapshot every 10. Started again, it resumes from the snapshot;
+to start afresh, delete the file or name another one with --snapshot_path.
+To train your own model, replace ToyModel, ToyDataset and the lines of main that build them.
 """
 
 import argparse
@@ -13,16 +13,23 @@ import os
 import socket
 import sys
 import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed import checkpoint
-from torch.distributed.checkpoint import state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
+from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.fsdp import fully_shard
-from torch.utils import data
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from tqdm import tqdm
+
+# For snapshots of whole tensors, in host memory, as if the model were not sharded.
+FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 class ToyModel(nn.Module):
@@ -38,13 +45,11 @@ class ToyModel(nn.Module):
         return self.net2(self.relu(self.net1(inputs)))
 
 
-class ToyDataset(data.Dataset):
-    """`size` inputs of shape (10,), each with its target of shape (5,), a linear function of it.
-
-    Seeded: every process, and every restart, must see the same samples.
-    """
+class ToyDataset(Dataset):
+    """`size` inputs of shape (10,), each with a target of shape (5,), a linear function of it."""
 
     def __init__(self, size):
+        # Seeded, so that every process and every restart has the same samples.
         generator = torch.Generator().manual_seed(0)
         self.inputs = torch.randn(size, 10, generator=generator)
         self.targets = self.inputs @ torch.randn(10, 5, generator=generator)
@@ -59,29 +64,29 @@ class ToyDataset(data.Dataset):
 class Trainer:
     """Trains `model`, already on `device`, for `args.total_epochs`, from the snapshot on if any.
 
-    A snapshot holds all that is needed to go on: `model` and `optimizer`, their state_dicts, and
-    `epochs_run`, the number of epochs done and so the number of the next one, counted from 0.
+    A snapshot holds all that is needed to resume: the state_dicts of `model` and `optimizer`, and
+    `epochs_run`, the number of completed epochs and so the index of the next one.
     """
 
-    def __init__(self, model, train_data, loss_fn, optimizer, device, args):
+    def __init__(self, model, train_loader, loss_fn, optimizer, device, args):
         self.model = model
-        self.train_data = train_data
+        self.train_loader = train_loader
         self.loss_fn = loss_fn
         self.optimizer = optimizer
         self.device = device
         self.args = args
         self.epochs_run = 0
         if os.path.exists(args.snapshot_path):
-            names = (path.parent.name for path in Path(args.snapshot_path).glob("*/.metadata"))
-            self.epochs_run = max((int(n) for n in names if n.isdigit()), default=0)
-        self.is_main = os.environ["RANK"] == "0"  # one process speaks for all
-        everywhere = [None] * dist.get_world_size()
-        dist.all_gather_object(everywhere, (self.epochs_run, socket.gethostname()))
-        (oldest, host), (newest, _) = min(everywhere), max(everywhere)
-        if oldest < newest:
-            fail(f"{host} starts at epoch {oldest}, not {newest}: share the disk or copy the file")
-        if newest:
-            self._load_snapshot(f"{args.snapshot_path}/{newest}")
+            self._load_snapshot(args.snapshot_path)
+        self._check_start_epoch()
+        self.is_main = os.environ["RANK"] == "0"  # this process logs and saves
+
+    def _check_start_epoch(self):
+        """Exits if the ranks start at different epochs: some nodes lack the newest snapshot."""
+        start_epochs = [None] * dist.get_world_size()
+        dist.all_gather_object(start_epochs, self.epochs_run)
+        if len(set(start_epochs)) > 1:
+            sys.exit(f"ranks start at epochs {start_epochs}: share the disk, or copy the snapshot")
 
     def _run_batch(self, inputs, targets):
         self.optimizer.zero_grad()
@@ -91,139 +96,124 @@ class Trainer:
         return loss.detach()
 
     def _run_epoch(self, epoch):
-        """Trains one epoch; `loss` is then the average over it."""
-        # The order depends on seed and epoch alone, so that a resumed run repeats it.
-        self.train_data.sampler.set_epoch(epoch)
-        # So do dropout's random numbers, which are others on each rank.
-        torch.manual_seed(hash((self.args.seed, epoch, int(os.environ.get("RANK", 0)))))
-        loss = torch.zeros((), device=self.device)
-        for inputs, targets in self.train_data:
+        """Trains one epoch and sets `self.loss` to its mean loss per sample."""
+        # Seeds that follow from the epoch let a resumed run repeat the sample order and dropout.
+        self.train_loader.sampler.set_epoch(epoch)
+        torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
+        total_loss = torch.zeros((), device=self.device)
+        for inputs, targets in self.train_loader:
             inputs = inputs.to(self.device, non_blocking=True)
             targets = targets.to(self.device, non_blocking=True)
-            loss += self._run_batch(inputs, targets)
-        dist.all_reduce(loss)  # now the sum over all ranks
-        loss /= dist.get_world_size()
-        self.loss = loss.item() / len(self.train_data)
+            total_loss += self._run_batch(inputs, targets) * len(inputs)
+        dist.all_reduce(total_loss)  # the sum over all ranks
+        total_loss /= dist.get_world_size()
+        self.loss = total_loss.item() / len(self.train_loader.sampler)
 
     def _save_snapshot(self):
+        model_state, optimizer_state = get_state_dict(self.model, self.optimizer, options=FULL)
+        if not self.is_main:
+            return
         snapshot = {
-            "model": self.model.state_dict(),  # of each tensor, this rank's part
-            "optimizer": state_dict.get_optimizer_state_dict(self.model, self.optimizer),
+            "model": model_state,
+            "optimizer": optimizer_state,
             "epochs_run": self.epochs_run,
         }
         path = self.args.snapshot_path
-        path = os.path.join(path, str(self.epochs_run))
+        tmp_path = f"{path}.tmp"
         try:
-            # Never half a snapshot: the old one stays until the new one is complete.
-            checkpoint.save(snapshot, checkpoint_id=path)
-            self._log(f"epoch {self.epochs_run} | loss {self.loss:.4g} | saved {path}")
-        except checkpoint.CheckpointException as error:
-            (reason, _), *_ = error.failures.values()
-            fail(f"cannot save {path} ({reason}): make room, or set --snapshot_path")
+            with open(tmp_path, "wb") as file:
+                torch.save(snapshot, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(tmp_path, path)  # in one move: `path` is a whole snapshot at any time
+        except (OSError, RuntimeError) as error:
+            reason = error.__context__ or error  # torch.save wraps the error of a full disk
+            sys.exit(f"cannot save {path} ({reason}): disk full, or in use by another run?")
+        self._log(f"epoch {self.epochs_run} | loss {self.loss:.4g} | saved {path}")
 
     def _load_snapshot(self, path):
         try:
-            snapshot = {"model": self.model.state_dict(), "epochs_run": 0}
-            snapshot["optimizer"] = state_dict.get_optimizer_state_dict(self.model, self.optimizer)
-            checkpoint.load(snapshot, checkpoint_id=path)  # into these tensors
-            self.model.load_state_dict(snapshot["model"])
-            state_dict.set_optimizer_state_dict(self.model, self.optimizer, snapshot["optimizer"])
+            snapshot = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            set_state_dict(
+                self.model,
+                self.optimizer,
+                model_state_dict=snapshot["model"],
+                optim_state_dict=snapshot["optimizer"],
+                options=FULL,
+            )
             self.epochs_run = snapshot["epochs_run"]
-        except (Exception, checkpoint.CheckpointException) as error:
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:150]
-            fail(f"{path} is no snapshot of this model; move it or set --snapshot_path ({reason})")
+        except Exception as error:
+            sys.exit(f"cannot load {path} ({error!r:.150}): move it, or set --snapshot_path")
 
-    def _log(self, line):
+    def _log(self, message):
         if not self.is_main:
             return
-        tqdm.write(line)
+        tqdm.write(message)
 
     def train(self):
-        done, total = self.epochs_run, self.args.total_epochs
-        todo = f"{len(self.train_data)} steps each" if done < total else "ask for more to go on"
-        where = f"{self.args.snapshot_path} on {self.device}"
-        self._log(f"{where}: {done} of {total} epochs done, {todo}")
-        hidden = None if self.is_main else True  # None: on a terminal only
-        bar = tqdm(range(done, total), initial=done, total=total, unit="epoch", disable=hidden)
-        for epoch in bar:
+        start_epoch = self.epochs_run
+        total = self.args.total_epochs
+        steps = len(self.train_loader)
+        where = f"{self.device} of {socket.gethostname()}"
+        self._log(f"{start_epoch} of {total} epochs done, {steps} steps each, on {where}")
+        if start_epoch >= total:
+            self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
+        epochs = range(start_epoch, total)
+        disable = None if self.is_main else True  # None: draw the bar on a terminal only
+        progress = tqdm(epochs, initial=start_epoch, total=total, unit="epoch", disable=disable)
+        for epoch in progress:
             self._run_epoch(epoch)
-            bar.set_postfix(loss=f"{self.loss:.4g}")
+            progress.set_postfix(loss=f"{self.loss:.4g}")
             self.epochs_run = epoch + 1
             if self.epochs_run % self.args.save_every == 0 or self.epochs_run == total:
                 self._save_snapshot()
 
 
-def fail(problem):
-    """Ends this process with one line on stderr and exit status 1."""
-    # The first process of a machine speaks for all; at its end the launcher ends the others.
-    if os.environ.get("LOCAL_RANK", "0") != "0":
-        time.sleep(10)
-    sys.exit(f"{os.path.basename(__file__)}: {problem}")
-
-
-def pick_device(local_rank):
-    """Returns the GPU of this process, `local_rank` on its machine, or the CPU if there is none."""
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    processes, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
-    if processes > gpus:
-        host = socket.gethostname()
-        fail(f"{host} has {gpus} GPUs for {processes} processes: lower --nproc_per_node")
-    torch.cuda.set_device(local_rank)
-    return torch.device("cuda", local_rank)
-
-
-def at_least(minimum):
-    """Returns a type for argparse: whole numbers from `minimum` on."""
-
-    def whole_number(text):
-        if int(text) < minimum:
-            raise argparse.ArgumentTypeError(f"must be {minimum} or more, not {text}")
-        return int(text)
-
-    return whole_number
-
-
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.error = fail
-    parser.add_argument("total_epochs", nargs="?", type=at_least(1), default=50)
-    parser.add_argument("save_every", nargs="?", type=at_least(1), default=10, help="in epochs")
-    parser.add_argument("--batch_size", type=at_least(1), default=32, help="per device")
-    parser.add_argument("--num_workers", type=at_least(0), default=0)
-    parser.add_argument("--snapshot_path", default="snapshots", help="a folder")
-    parser.add_argument("--seed", type=at_least(0), default=0)
+    parser.add_argument("total_epochs", nargs="?", type=int, default=50)
+    parser.add_argument("save_every", nargs="?", type=int, default=10, help="in epochs")
+    parser.add_argument("--batch_size", type=int, default=32, help="per device")
+    parser.add_argument("--num_workers", type=int, default=0, help="that load data, per device")
+    parser.add_argument("--snapshot_path", default="snapshot.pt")
+    parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     if "LOCAL_RANK" not in os.environ:
-        fail(f"start it with: {__doc__.splitlines()[0].partition(': ')[2]} (see also its top)")
-    if os.path.isfile(args.snapshot_path):
-        fail(f"{args.snapshot_path} is a file, not a folder of snapshots; set --snapshot_path")
+        parser.error("start it with torchrun, as the top of this file shows")
+    if min(args.total_epochs, args.save_every, args.batch_size) < 1:
+        parser.error("total_epochs, save_every and --batch_size must be 1 or more")
+    if args.num_workers < 0:
+        parser.error("--num_workers must be 0 or more")
     folder = os.path.dirname(os.path.abspath(args.snapshot_path))
     if not os.access(folder, os.W_OK):
-        fail(f"cannot write into {folder}: create it, or set --snapshot_path")
+        parser.error(f"cannot write into {folder}: create it, or set --snapshot_path")
     return args
 
 
+@record  # torchrun then shows the first exception of any rank
 def main(local_rank, args):
-    sys.stdout.reconfigure(line_buffering=True)  # a log file, too, shows each line at once
-    device = pick_device(local_rank)
-    # Our own store and port: torchrun's keeps the addresses of the dead after a restart (2.13).
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
-    os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) // 2)
-    try:
-        dist.init_process_group()
-    except dist.DistNetworkError:
-        fail(f"port {os.environ['MASTER_PORT']} is taken or silent: try another MASTER_PORT")
+    sys.stdout.reconfigure(line_buffering=True)  # so that log files show each line at once
+    dist.init_process_group()  # NCCL for GPUs, gloo for CPUs; no device_id, since CPUs have none
+    if torch.cuda.is_available():
+        if local_rank >= torch.cuda.device_count():
+            sys.exit(f"{socket.gethostname()} has too few GPUs: lower --nproc_per_node")
+        torch.cuda.set_device(local_rank)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     print(f"rank {dist.get_rank()} of {dist.get_world_size()} starts on {socket.gethostname()}")
     torch.manual_seed(args.seed)
     dataset = ToyDataset(2048)
-    model = ToyModel().to(device)
-    for part in (*model.children(), model):
-        fully_shard(part)
+    with torch.device("meta"):  # shapes, but no memory
+        model = ToyModel()
+    for module in (*model.children(), model):
+        fully_shard(module)
+    model.to_empty(device=device)  # memory for this rank's shards
+    weights = ToyModel().state_dict() if dist.get_rank() == 0 else {}  # whole in host memory
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(model, weights, options=options)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     loss_fn = nn.MSELoss()
-    sampler = data.DistributedSampler(dataset, seed=args.seed)
-    train_data = data.DataLoader(
+    sampler = DistributedSampler(dataset, seed=args.seed)
+    train_loader = DataLoader(
         dataset,
         args.batch_size,
         sampler=sampler,
@@ -231,11 +221,11 @@ def main(local_rank, args):
         persistent_workers=args.num_workers > 0,
         pin_memory=device.type == "cuda",
     )
-    Trainer(model, train_data, loss_fn, optimizer, device, args).train()
-    held = [t for p in model.parameters() for t in (p, *optimizer.state[p].values()) if t.dim()]
-    part, whole = sum(t.to_local().nbytes for t in held), sum(t.nbytes for t in held)
-    print(f"rank {dist.get_rank()} holds {part:,} bytes of weights and optimizer, of {whole:,}")
-    time.sleep(0.1)  # gloo's threads tidy up: once Python ends, that aborts (torch 2.13)
+    local_bytes = sum(p.to_local().nbytes for p in model.parameters())
+    total_bytes = sum(p.nbytes for p in model.parameters())
+    print(f"rank {dist.get_rank()} holds {local_bytes:,} of {total_bytes:,} bytes of weights")
+    Trainer(model, train_loader, loss_fn, optimizer, device, args).train()
+    time.sleep(0.1)  # CPU only: gloo's threads must end before Python does (pytorch#190489)
     dist.destroy_process_group()
 
 

@@ -4,7 +4,7 @@
     python slurm/submit.py --nodes 2 --gpus_per_node 4 --cluster local multinode.py 50 10
 
 The first submits a Slurm job, the second runs the same on this machine, a torchrun for each node. A
-Slurm job that is preempted, or runs out of time, goes back to the queue, and on from its snapshot.
+Slurm job that is preempted or reaches its time limit is requeued, and resumes from its snapshot.
 """
 
 import argparse
@@ -18,84 +18,88 @@ from pathlib import Path
 import submitit
 
 
-class Launch:
-    """What runs once on each node: torchrun, with the script and its arguments."""
+class TorchrunTask:
+    """The task of each node: torchrun, with the script and its arguments."""
 
-    def __init__(self, arguments, processes):
+    def __init__(self, arguments, nproc_per_node):
         self.arguments = arguments
-        self.processes = processes
+        self.nproc_per_node = nproc_per_node
+        self.terminated = False
 
     def __call__(self):
         job = submitit.JobEnvironment()
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        # As in slurm/multinode.sbatch, which explains both.
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
         if job.cluster == "slurm":
-            nodes, host = job.num_nodes, job.hostnames[0]
+            nnodes = job.num_nodes
+            head_node = job.hostnames[0]
         else:  # each task stands for a node, and gets the next GPUs of this machine
-            nodes, host = job.num_tasks, "localhost"
-            first = job.local_rank * self.processes
-            gpus = map(str, range(first, first + self.processes))
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-        stopped = []
-        signal.signal(signal.SIGTERM, lambda number, frame: stopped.append(number))
+            nnodes = job.num_tasks
+            head_node = "localhost"
+            first_gpu = job.local_rank * self.nproc_per_node
+            gpus = range(first_gpu, first_gpu + self.nproc_per_node)
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
+        signal.signal(signal.SIGTERM, self.handle_sigterm)
         status = subprocess.call(
             [
                 *(sys.executable, "-m", "torch.distributed.run"),
-                f"--nnodes={nodes}",
-                f"--nproc_per_node={self.processes}",
+                f"--nnodes={nnodes}",
+                f"--nproc_per_node={self.nproc_per_node}",
                 "--rdzv_backend=c10d",
-                f"--rdzv_endpoint={host}:{20000 + int(job.job_id) % 10000}",
+                f"--rdzv_endpoint={head_node}:{20000 + int(job.job_id) % 10000}",
                 f"--rdzv_id={job.job_id}",
                 *self.arguments,
             ],
             env=environment,
         )
-        if stopped and job.global_rank == 0 and preempted(job.job_id):
+        if self.terminated and job.global_rank == 0 and preempted(job.job_id):
             subprocess.call(["scontrol", "requeue", job.job_id])
-        if stopped or status == -signal.SIGUSR2:
+        if self.terminated or status == -signal.SIGUSR2:
             signal.pause()  # until Slurm ends this task, too; after time is up, rank 0 requeues
         if status:
             sys.exit(status)
 
+    def handle_sigterm(self, signum, frame):
+        self.terminated = True
+
     def checkpoint(self):
-        """Tells submitit what to run after a requeue: the same; the snapshot knows the rest."""
+        """Returns what submitit runs after a requeue: the same, which resumes from its snapshot."""
         return submitit.helpers.DelayedSubmission(self)
 
 
 def preempted(job_id):
-    """Tells whether Slurm stops the job to make room for another, not since it was cancelled."""
+    """Returns whether Slurm stops the job to make room for another, and not as cancelled."""
     show = ["scontrol", "show", "job", job_id]
     job = subprocess.run(show, capture_output=True, text=True).stdout
     return "JobState=RUNNING" in job and "PreemptTime=" in job and "PreemptTime=None" not in job
 
 
-def fail(problem):
-    sys.exit(f"submit.py: {problem}")
-
-
-def at_least_one(text):
-    if int(text) < 1:
+def positive_int(text):
+    number = int(text)
+    if number < 1:
         raise argparse.ArgumentTypeError(f"must be 1 or more, not {text}")
-    return int(text)
+    return number
 
 
 def parse_args():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.error = fail
-    parser.add_argument("--nodes", type=at_least_one, default=1)
-    parser.add_argument("--gpus_per_node", type=at_least_one, default=1)
+    parser.add_argument("--nodes", type=positive_int, default=1)
+    parser.add_argument("--gpus_per_node", type=positive_int, default=1)
     parser.add_argument("--partition")
-    parser.add_argument("--nodelist", help="names of nodes, with commas between them")
-    parser.add_argument("--timeout_min", type=at_least_one, default=60)
+    parser.add_argument("--nodelist", help="names of nodes, separated by commas")
+    parser.add_argument("--timeout_min", type=positive_int, default=60)
     parser.add_argument("--cluster", choices=["slurm", "local"], default="slurm")
     parser.add_argument("script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     args = parser.parse_args()
     if not Path(args.script).is_file():
-        fail(f"there is no {args.script} here")
+        parser.error(f"there is no {args.script} here")
     if args.cluster == "slurm" and not shutil.which("sbatch"):
-        fail("there is no Slurm here (no sbatch): log in to a cluster, or use --cluster local")
+        parser.error(
+            "there is no Slurm here (no sbatch): log in to a cluster, or use --cluster local"
+        )
     return args
 
 
@@ -112,14 +116,14 @@ def main():
             tasks_per_node=1,
             gpus_per_node=args.gpus_per_node,
             cpus_per_task=4 * args.gpus_per_node,
-            mem_gb=4 * args.gpus_per_node,
+            mem_gb=16 * args.gpus_per_node,
             slurm_srun_args=["--kill-on-bad-exit=1"],
             slurm_additional_parameters={"wait-all-nodes": 1},
             **{name: value for name, value in optional.items() if value},
         )
     else:
         executor.update_parameters(tasks_per_node=args.nodes)
-    job = executor.submit(Launch([args.script, *args.arguments], args.gpus_per_node))
+    job = executor.submit(TorchrunTask([args.script, *args.arguments], args.gpus_per_node))
     log = os.path.relpath(job.paths.stdout)
     cancel = "scancel" if args.cluster == "slurm" else "kill"
     print(f"job     {job.job_id}")

@@ -9,9 +9,10 @@ set -euo pipefail
 }
 [ $# -gt 0 ] || set -- elastic_ddp.py
 
-host=$(scontrol show hostnames "$SLURM_STEP_NODELIST" | head -n 1)
-export OMP_NUM_THREADS=1  # what torchrun would set, with a warning
+export OMP_NUM_THREADS=1  # torchrun's default, which it sets with a warning
+export TORCH_CPP_LOG_LEVEL=ERROR  # no stack traces when torchruns end one by one (pytorch#118891)
+head_node=$(scontrol show hostnames "$SLURM_STEP_NODELIST" | head -n 1)
 exec torchrun \
   --nnodes="$SLURM_STEP_NUM_NODES" --nproc_per_node="$SLURM_GPUS_ON_NODE" \
-  --rdzv_backend=c10d --rdzv_endpoint="$host:$((20000 + SLURM_JOB_ID % 10000))" \
+  --rdzv_backend=c10d --rdzv_endpoint="$head_node:$((20000 + SLURM_JOB_ID % 10000))" \
   --rdzv_id="$SLURM_JOB_ID.$SLURM_STEP_ID" "$@"
