@@ -1,6 +1,6 @@
 PYTHON ?= python3
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
-# One thread a process, as torchrun would set it, but without its warning.
+# One thread per process: torchrun's default, which it sets with a warning.
 export OMP_NUM_THREADS ?= 1
 
 # What cog fills, and what it needs for that.
@@ -25,7 +25,6 @@ lint: .venv/dev  ## check the style
 	else echo 'shellcheck is missing and left out: sudo apt-get install shellcheck'; fi
 
 docs: .venv/dev  ## refresh the diffs in the pages, check them, and build the site into site/
-	python tools/drawings.py
 	cog -r -P --verbosity=1 $(COG)
 	python tools/check_docs.py
 	PYTHONPATH=tools zensical build --strict --clean
@@ -33,10 +32,10 @@ docs: .venv/dev  ## refresh the diffs in the pages, check them, and build the si
 cascade: .venv/dev  ## carry an uncommitted edit of FROM=singlegpu.py down the chain
 	python tools/cascade.py $(FROM)
 
-storm: .venv/run  ## break a training on three nodes, again and again: make storm FAULTS=20 SEED=1
-	python tools/storm.py $(FAULTS) $(if $(SEED),--seed $(SEED))
+chaos: .venv/run  ## inject faults into a training on three nodes: make chaos FAULTS=20 SEED=1
+	python tools/chaos.py $(FAULTS) $(if $(SEED),--seed $(SEED))
 
-bench: .venv/bench  ## compare the speed with bare loops and with Accelerate
+bench: .venv/bench  ## compare the speed with bare loops, Accelerate and Fabric
 	python bench/epoch_time.py
 
 .venv/bin/python:
@@ -63,4 +62,4 @@ bench: .venv/bench  ## compare the speed with bare loops and with Accelerate
 	$@/bin/python -m pip install --disable-pip-version-check aws-parallelcluster -c constraints.txt
 	@touch $@
 
-.PHONY: help run test lint docs cascade storm bench
+.PHONY: help run test lint docs cascade chaos bench

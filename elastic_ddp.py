@@ -61,8 +61,8 @@ class ToyDataset(Dataset):
 class ElasticBatchSampler(DistributedSampler):
     """Yields this rank's part of each global batch of an epoch, from sample `samples_run` on."""
 
-    def __init__(self, dataset, global_batch_size, seed):
-        super().__init__(dataset, seed=seed)
+    def __init__(self, dataset, global_batch_size, **kwargs):
+        super().__init__(dataset, **kwargs)
         self.global_batch_size = global_batch_size
 
     def set_position(self, epoch, samples_run):
@@ -259,7 +259,7 @@ def main(local_rank, args):
     model = ToyModel().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     loss_fn = nn.MSELoss()
-    sampler = ElasticBatchSampler(dataset, args.batch_size, args.seed)
+    sampler = ElasticBatchSampler(dataset, args.batch_size, seed=args.seed)
     train_loader = DataLoader(
         dataset,
         batch_sampler=sampler,

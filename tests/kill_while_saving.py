@@ -21,7 +21,7 @@ def main(kills):
     model = torch.nn.Linear(500, 500)  # 1 MB: long enough to write that a kill hits the middle
     optimizer = torch.optim.SGD(model.parameters())
     trainer = singlegpu.Trainer(model, None, None, optimizer, torch.device("cpu"), args)
-    trainer._log = lambda line: None
+    trainer._log = lambda message: None
     trainer.loss = 0.0
     trainer._save_snapshot()
     loads, halves = 0, 0

@@ -1,4 +1,4 @@
-"""Stage 5: whoever comes or goes, every sample counts once, and the weights are the same."""
+"""Stage 5: nodes come and go, every sample counts once, and the weights are the same."""
 
 import os
 import re
@@ -10,13 +10,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from helpers import (
-    LIMIT,
-    ROOT,
-    furthest,
+    TIMEOUT_S,
+    documented,
     load,
-    plain_loop,
-    shown,
-    trained,
+    max_abs_diff,
+    patched,
+    reference_run,
+    weights_and_momentum,
 )
 
 import elastic_ddp
@@ -34,19 +34,20 @@ def test_samples_of_an_epoch(size, batch_size):
         for samples_run in (0, batch_size, 1001, size):
             shares = []
             for rank in range(world_size):
-                sampler = elastic_ddp.ElasticSampler([0] * size, world_size, rank)
-                sampler.batch_size, sampler.samples_run = batch_size, samples_run
-                sampler.set_epoch(3)
+                sampler = elastic_ddp.ElasticBatchSampler(
+                    [0] * size, batch_size, num_replicas=world_size, rank=rank
+                )
+                sampler.set_position(3, samples_run)
                 shares.append(list(sampler))
-            dealt = []
+            sampled = []
             for step in zip(*shares, strict=True):
-                left = min(batch_size, size - samples_run - len(dealt))
+                left = min(batch_size, size - samples_run - len(sampled))
                 # A rank that has no share takes the batch's first sample; it weighs nothing.
                 step = [share for rank, share in enumerate(step) if rank < left]
                 batch = [s for some in zip_uneven(step) for s in some]
                 assert len(batch) == left
-                dealt += batch
-            assert dealt == order[samples_run:]
+                sampled += batch
+            assert sampled == order[samples_run:]
 
 
 def zip_uneven(shares):
@@ -55,21 +56,18 @@ def zip_uneven(shares):
 
 def test_uneven_shares(shell, ranks=3, size=2047, batch_size=50):
     """50 samples are no multiple of 3, and the last batch has but 47."""
-    text = (ROOT / SCRIPT).read_text()
-    assert text.count("ToyDataset(2048)") == 1
-    (shell.folder / "resized.py").write_text(
-        text.replace("ToyDataset(2048)", f"ToyDataset({size})")
-    )
+    setup = f"ToyDataset = script.ToyDataset\nscript.ToyDataset = lambda _: ToyDataset({size})"
+    (shell.folder / "resized.py").write_text(patched(SCRIPT, setup))
     command = f"{shell.folder}/resized.py 4 1 --batch_size {batch_size}"
     output = shell.ranks(command, ranks).succeeds()
     starts = re.findall(r"rank (\d) of (\d) starts", output)
     assert sorted(starts) == [(str(rank), str(ranks)) for rank in range(ranks)]
-    weights, momentum, losses = plain_loop(4, batch_size, size)
-    shown = [float(loss) for loss in re.findall(r"epoch [1-4] \+ 0 samples \| loss (\S+)", output)]
-    assert shown == pytest.approx(losses, rel=1e-6)
-    result, result_momentum = trained(shell.folder / "snapshot.pt")
-    assert furthest(result, weights) < 1e-6
-    assert furthest(result_momentum, momentum) < 1e-6
+    weights, momentum, losses = reference_run(4, batch_size, size)
+    logged = [float(loss) for loss in re.findall(r"epoch [1-4] \+ 0 samples \| loss (\S+)", output)]
+    assert logged == pytest.approx(losses, rel=1e-6)
+    result, result_momentum = weights_and_momentum(shell.folder / "snapshot.pt")
+    assert max_abs_diff(result, weights) < 1e-6
+    assert max_abs_diff(result_momentum, momentum) < 1e-6
 
 
 @pytest.fixture
@@ -79,15 +77,16 @@ def double(shell):
     After some thousand steps float32's roundings would hide a fault's traces. A pause in each step
     leaves this machine to those that start.
     """
-    text = (ROOT / SCRIPT).read_text()
-    for line, more in [
-        ("    torch.manual_seed(args.seed)\n", "    torch.set_default_dtype(torch.float64)\n"),
-        ("        self.optimizer.step()\n", "        time.sleep(0.02)\n"),
-    ]:
-        assert text.count(line) == 1
-        text = text.replace(line, more + line)
+    setup = """
+torch.set_default_dtype(torch.float64)
+run_batch = script.Trainer._run_batch
+def pause_and_run_batch(self, inputs, targets):
+    time.sleep(0.02)
+    run_batch(self, inputs, targets)
+script.Trainer._run_batch = pause_and_run_batch
+"""
     path = shell.folder / "double.py"
-    path.write_text(text)
+    path.write_text(patched(SCRIPT, setup))
     torch.set_default_dtype(torch.float64)
     yield path
     torch.set_default_dtype(torch.float32)
@@ -96,19 +95,18 @@ def double(shell):
 def elastic(shell, script, machine, port):
     """Starts one of up to three machines by hand, set to notice a death within seconds."""
     return shell.start(
-        shown(
-            "export OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES=\n"
-            "export PET_RDZV_BACKEND=c10d PET_RDZV_ENDPOINT=localhost:29400 PET_RDZV_ID=my_run\n"
-            "export PET_MAX_RESTARTS=100 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1\n"
+        documented(
+            "export OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= TORCH_CPP_LOG_LEVEL=ERROR\n"
+            "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1\n"
             "export PET_RDZV_CONF=last_call_timeout=1,keep_alive_interval=1,"
             "keep_alive_max_attempt=3\n"
-            "torchrun --nnodes=1:3 --nproc_per_node=2 elastic_ddp.py 5000 100"
-            " --snapshot_path NAME.pt",
+            "torchrun --nnodes=1:3 --nproc_per_node=2 --max-restarts=100 --rdzv_backend=c10d"
+            " --rdzv_endpoint=localhost:29400 elastic_ddp.py 5000 100 --snapshot_path NAME.pt",
             ("29400", str(port)),
             ("--nproc_per_node=2", "--nproc_per_node=1"),
             (
                 "elastic_ddp.py 5000 100 --snapshot_path NAME.pt",
-                f"{script} 100000 100000 --save_steps 5",
+                f"{script} 100000 100000 --save_every_steps 5",
             ),
         ),
         machine=machine,
@@ -117,7 +115,7 @@ def elastic(shell, script, machine, port):
 
 def trains(jobs, world_size):
     """Waits until all are in a world of this size, and some steps done."""
-    start, deadline = f"of {world_size} starts", time.monotonic() + LIMIT
+    start, deadline = f"of {world_size} starts", time.monotonic() + TIMEOUT_S
     while True:
         tails = [job.output.rpartition("rank ")[2] for job in jobs]
         if all(start in tail for tail in tails) and any(t.count(" samples |") > 2 for t in tails):
@@ -142,11 +140,11 @@ def check_snapshot(path):
     """Asserts that the weights are those of a plain loop up to the same sample; returns which."""
     snapshot = load(path)
     epochs, samples = snapshot["epochs_run"], snapshot["samples_run"]
-    weights, momentum, _ = plain_loop(epochs, 64, samples_run=samples)
-    result, result_momentum = trained(path)
+    weights, momentum, _ = reference_run(epochs, 64, samples_run=samples)
+    result, result_momentum = weights_and_momentum(path)
     tolerance = 1e-6 if weights[0].dtype == torch.float32 else 1e-10
-    assert furthest(result, weights) < tolerance, (epochs, samples)
-    assert furthest(result_momentum, momentum) < 10 * tolerance, (epochs, samples)
+    assert max_abs_diff(result, weights) < tolerance, (epochs, samples)
+    assert max_abs_diff(result_momentum, momentum) < 10 * tolerance, (epochs, samples)
     return epochs, samples
 
 
@@ -162,20 +160,20 @@ def test_machines_come_and_go(shell, double):
     trains(jobs, 3)
     stop(*jobs)
     # No step was lost: where one snapshot ended the next world began, at the same sample or later.
-    told = [positions(job.output) for job in (a, b, c, *jobs[1:])]
-    assert all(where == sorted(where) for where in told), told
+    logged = [positions(job.output) for job in (a, b, c, *jobs[1:])]
+    assert all(saved == sorted(saved) for saved in logged), logged
     ends = [check_snapshot(shell.folder / name / "snapshot.pt") for name in ("a", "new-b", "new-c")]
     assert max(ends)[0] - min(ends)[0] <= 1
 
 
 def positions(output):
-    """Returns epoch and sample of each snapshot that the output tells of."""
+    """Returns epoch and sample of each snapshot in the output."""
     return [(int(e), int(s)) for e, s in re.findall(r"epoch (\d+) \+ (\d+) samples", output)]
 
 
 def test_sigterm_keeps_the_last_step(shell):
-    """It goes on, on another number of ranks, in mid-epoch, with the right loss."""
-    job = shell.ranks(f"{SCRIPT} 30 100 --save_steps 1", 2)
+    """It resumes in mid-epoch, on another number of ranks, with the right loss."""
+    job = shell.ranks(f"{SCRIPT} 30 100 --save_every_steps 1", 2)
     job.wait_for("epoch 3 + 1024 samples")
     job.signal(signal.SIGTERM)
     assert job.wait() != 0
@@ -184,7 +182,7 @@ def test_sigterm_keeps_the_last_step(shell):
     output = shell.ranks(f"{SCRIPT} {epochs + 1} 100").succeeds()
     assert f"epoch {epochs} + {samples} samples" in output.splitlines()[1]
     assert check_snapshot(shell.folder / "snapshot.pt") == (epochs + 1, 0)
-    losses = plain_loop(epochs + 1, 64)[2]
+    losses = reference_run(epochs + 1, 64)[2]
     assert load(shell.folder / "snapshot.pt")["loss"] == pytest.approx(losses[-1], rel=1e-6)
 
 
@@ -195,17 +193,17 @@ def test_broken_snapshot_and_full_disk(shell, monkeypatch):
     good.parent.mkdir()
     arguments = ["singlegpu.py", "2", "2", "--batch_size", "64", "--snapshot_path", str(good)]
     monkeypatch.setattr(sys, "argv", arguments)
-    singlegpu.main(0, singlegpu.parse_args())  # any stage goes on from any other's
+    singlegpu.main(singlegpu.parse_args())  # any stage goes on from any other's
     bad.parent.mkdir()
     bad.write_bytes(good.read_bytes()[:700])
     job = shell.ranks_on(folders, f"{SCRIPT} 3 1", full=folders[:1])
     assert job.wait() == 0, job.output
     full = "warning: cannot save snapshot.pt ([Errno 27] File too large): make room"
     warnings = [line for line in job.output.splitlines() if "warning" in line]
-    assert warnings[0].startswith("warning: snapshot.pt is no snapshot of this model")
+    assert warnings[0].startswith("warning: cannot load snapshot.pt (")
     assert warnings[1:] and set(warnings[1:]) == {full}
     assert check_snapshot(good) == (3, 0)
     # Broken ones alone: it ends, and leaves them as they are.
     job = shell.ranks_on(folders[:1], f"{SCRIPT} 4 4")
-    job.fails(SCRIPT, "no snapshot.pt is of use: to start afresh, move it away")
+    job.fails("cannot load any snapshot.pt: to start afresh, move it away")
     assert len(bad.read_bytes()) == 700

@@ -2,7 +2,7 @@
 
 import pytest
 import torch.distributed as dist
-from helpers import needs_slurm, shown, symptom
+from helpers import documented, documented_error, needs_slurm
 
 # Two scripts that do no more than is needed here, since torch takes its time to start as it is.
 MEET = """import torch.distributed as dist
@@ -39,28 +39,44 @@ def test_they_do_not_meet(cluster, shell):
           PET_RDZV_ENDPOINT=localhost:29400 on $node torchrun --nnodes=2 meet >$node.out 2>&1 &
         done
         wait
-        address=$({shown("getent hosts HOST", ("HOST", "node1"))} | cut -d " " -f 1)
+        address=$({documented("getent hosts HOST", ("HOST", "node1"))} | cut -d " " -f 1)
         on node2 ip route add blackhole $address
         on node2 torchrun --nnodes=2 meet >firewall.out 2>&1 || true
         """
     )
     job.wait()
-    waited = symptom("torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError")
+    waited = documented_error("torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError")
     for name in ("wrong", "node1", "node2"):
         output = (shell.folder / f"{name}.out").read_text()
-        # Nothing else is said before.
+        # Nothing is printed before.
         assert output.startswith("Traceback") and output.splitlines()[-1] == waited, output
     output = (shell.folder / "firewall.out").read_text()
     assert (
-        symptom("RendezvousConnectionError: The connection to the C10d store has failed") in output
+        documented_error("RendezvousConnectionError: The connection to the C10d store has failed")
+        in output
     )
+
+
+def test_rendezvous_forgotten(shell):
+    """torchrun waits for the other node at a rendezvous of its own, by default for 15 minutes."""
+    (shell.folder / "meet").write_text(MEET)
+    job = shell.start("torchrun --nnodes=2 --rdzv_conf=timeout=2 meet")
+    assert job.wait() == 1
+    lines = job.output.splitlines()
+    assert lines[-1].endswith(documented_error("waiting for clients. 1/2 clients joined."))
 
 
 @needs_slurm
 def test_every_node_calls_itself_loopback(cluster, shell):
     """They cannot find each other, until the interface is named."""
     (shell.folder / "meet").write_text(MEET)
-    look = "; ".join([shown("getent hosts $(hostname)"), shown("ip -br address"), shown("ss -ltn")])
+    look = "; ".join(
+        [
+            documented("getent hosts $(hostname)"),
+            documented("ip -br address"),
+            documented("ss -ltn"),
+        ]
+    )
     job = cluster(
         f"""{TWO_NODES}
         both() {{
@@ -85,8 +101,8 @@ def test_every_node_calls_itself_loopback(cluster, shell):
         return "".join((shell.folder / f"{name}-node{n}.out").read_text() for n in (1, 2))
 
     assert "127.0.1.1" in both("look") and "eth0" in both("look")
-    assert symptom("Gloo connectFullMesh failed") in both("loopback")
-    assert symptom("Connection refused, remote=[127.0.1.1]") in both("loopback")
+    assert documented_error("Gloo connectFullMesh failed") in both("loopback")
+    assert documented_error("Connection refused, remote=[127.0.1.1]") in both("loopback")
     assert both("mended").count("met\n") == 2
 
 
@@ -94,12 +110,12 @@ def test_no_such_interface(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch")
     with pytest.raises(RuntimeError) as error:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    assert symptom("Unable to find address for: nosuch") in str(error.value)
+    assert documented_error("Unable to find address for: nosuch") in str(error.value)
 
 
 def test_one_rank_is_a_step_ahead(shell):
     (shell.folder / "uneven").write_text(UNEVEN)
-    asked = shown("export TORCH_DISTRIBUTED_DEBUG=DETAIL\nexport NCCL_DEBUG=INFO")
+    asked = documented("export TORCH_DISTRIBUTED_DEBUG=DETAIL\nexport NCCL_DEBUG=INFO")
     job = shell.start(f"{asked}\ntorchrun --standalone --nproc_per_node=2 uneven")
     assert job.wait() != 0
-    assert symptom("Detected mismatch between collectives on ranks") in job.output
+    assert documented_error("Detected mismatch between collectives on ranks") in job.output

@@ -1,4 +1,4 @@
-"""What each recipe claims; and that all of them, as the stages do, go on after a kill."""
+"""What each recipe claims; and that all of them, as the stages do, resume after a kill."""
 
 import json
 import os
@@ -13,69 +13,65 @@ import pytest
 import torch
 from helpers import (
     ROOT,
-    changed,
+    documented,
     free_port,
-    furthest,
     load,
-    plain_loop,
-    shown,
-    trained,
+    max_abs_diff,
+    patched,
+    reference_run,
+    weights_and_momentum,
 )
 from steps import RECIPES
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.nn import functional
 
 import recipes.gpt
 import singlegpu
 
 NAMES = [step.file for step in RECIPES]
-TINY = "--layers 1 --heads 1 --epoch_steps 8"
+TINY = "--layers 1 --heads 1 --steps_per_epoch 8"
 OPTIONS = {"recipes/mixed_precision.py": "--dtype float16", "recipes/gpt.py": TINY}
 
-# What a recipe must cope with, beyond the toy: an optimizer that also keeps a number a tensor; a
+# What a recipe must cope with beyond the toy: an optimizer that also keeps scalars per tensor; a
 # scale that is too large at first.
 CHANGES = {
-    "recipes/fsdp.py": [
-        ("SGD(model.parameters(), lr=0.01, momentum=0.9)", "AdamW(model.parameters())")
-    ],
-    "recipes/mixed_precision.py": [
-        ("GradScaler(device.type,", "GradScaler(device.type, init_scale=2.0**40,")
-    ],
+    "recipes/fsdp.py": """
+torch.optim.SGD = lambda parameters, lr, momentum: torch.optim.AdamW(parameters)
+""",
+    "recipes/mixed_precision.py": """
+torch.amp.GradScaler = functools.partial(torch.amp.GradScaler, init_scale=2.0**40)
+""",
 }
 
 # A pause in each epoch lets a kill come before the end.
-PAUSE = ("dist.all_reduce(loss)", "time.sleep(0.3), dist.all_reduce(loss)")
+PAUSE = """
+run_epoch = script.Trainer._run_epoch
+def pause_and_run_epoch(self, epoch):
+    time.sleep(0.3)
+    run_epoch(self, epoch)
+script.Trainer._run_epoch = pause_and_run_epoch
+"""
 
 
-def copy(shell, name, *changes):
-    """Returns the path of a copy of a recipe, with (old, new) `changes`."""
+def patch(shell, name, setup):
+    """Returns the path of a script that runs a recipe after `setup`; see `helpers.patched`."""
     path = shell.folder / os.path.basename(name)
-    path.write_text(changed((ROOT / name).read_text(), changes))
+    path.write_text(patched(name, setup))
     return path
-
-
-def snapshot_of(path):
-    """Returns what a snapshot holds; fsdp.py's is a folder, of which the last is taken."""
-    if not path.is_dir():
-        return load(path)
-    last = max(path.iterdir(), key=lambda folder: int(folder.name))
-    dcp_to_torch_save(last, path.parent / "whole")
-    return load(path.parent / "whole")
 
 
 def same(one, other):
     """Tells whether two snapshots are equal, bit for bit."""
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list):
+    if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(same, one, other))
     return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
 
 
-def typed(shell, command):
-    """Starts the two ranks of a torchrun command without torchrun."""
+def two_ranks(shell, command):
+    """Starts the two ranks of a documented torchrun command without torchrun."""
     launch, script = command.split("=2 ")
     assert launch == "torchrun --standalone --nproc_per_node"
     return shell.ranks(script, 2)
@@ -84,7 +80,7 @@ def typed(shell, command):
 @pytest.mark.parametrize("name", NAMES)
 def test_killed_is_uninterrupted(shell, name):
     """Two ranks, killed in mid-epoch and started again, end with the snapshot of two left alone."""
-    script = copy(shell, name, PAUSE, *CHANGES.get(name, []))
+    script = patch(shell, name, PAUSE + CHANGES.get(name, ""))
     command = f"{script} 6 3 {OPTIONS.get(name, '')} --snapshot_path"
     straight = shell.ranks(f"{command} straight", 2)
     killed = shell.ranks(f"{command} killed", 2)
@@ -92,9 +88,9 @@ def test_killed_is_uninterrupted(shell, name):
     killed.signal(signal.SIGKILL)
     assert killed.wait() == -signal.SIGKILL
     resumed = shell.ranks(f"{command} killed", 2).succeeds()
-    assert "killed on cpu: 3 of 6 epochs done" in resumed
+    assert "3 of 6 epochs done" in resumed
     straight.succeeds()
-    one, other = (snapshot_of(shell.folder / path) for path in ("straight", "killed"))
+    one, other = (load(shell.folder / path) for path in ("straight", "killed"))
     assert one["epochs_run"] == 6
     assert same(one, other)
     if name == "recipes/mixed_precision.py":
@@ -103,7 +99,7 @@ def test_killed_is_uninterrupted(shell, name):
 
 def test_half_precision_is_as_good(shell):
     """After 10 epochs the loss is that of float32; weights and snapshots are in float32 still."""
-    script, float32 = "recipes/mixed_precision.py", plain_loop(10, 64)[2]
+    script, float32 = "recipes/mixed_precision.py", reference_run(10, 64)[2]
     for dtype in ("bfloat16", "float16"):
         path = f"{dtype}.pt"
         command = f"{script} 10 1 --dtype {dtype} --snapshot_path {path}"
@@ -112,7 +108,10 @@ def test_half_precision_is_as_good(shell):
         snapshot = load(shell.folder / path)
         assert all(weight.dtype == torch.float32 for weight in snapshot["model"].values())
         # Less than float32, or nothing was computed in another dtype.
-        assert furthest(trained(shell.folder / path)[0], plain_loop(10, 64)[0]) > 1e-5
+        assert (
+            max_abs_diff(weights_and_momentum(shell.folder / path)[0], reference_run(10, 64)[0])
+            > 1e-5
+        )
         steps = snapshot["scaler"].get("_growth_tracker", 0)
         assert (0 < steps <= 10 * 32) if dtype == "float16" else snapshot["scaler"] == {}
     # From one dtype to the other, and from a stage's snapshot.
@@ -127,35 +126,39 @@ def test_half_precision_is_as_good(shell):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_accumulated_is_one_batch(shell, ranks, size=2024):
     """Micro-batches of 8, of which the epoch's last is short, train like whole batches of 64."""
-    ddp = "nn.parallel.DistributedDataParallel(model)"
-    script = copy(
-        shell,
-        "recipes/gradient_accumulation.py",
-        ("ToyDataset(2048)", f"ToyDataset({size})"),
-        (ddp, f"{ddp}; self.model.register_comm_hook(None, counted)"),
-        ("def fail(", COUNTED + "def fail("),
-    )
+    setup = COUNT_ALL_REDUCES + RESIZE.format(size=size)
+    script = patch(shell, "recipes/gradient_accumulation.py", setup)
     output = shell.ranks(f"{script} 3 3 --batch_size 8 --global_batch_size 64", ranks).succeeds()
-    weights, momentum, _ = plain_loop(3, 64, size)
-    result, result_momentum = trained(shell.folder / "snapshot.pt")
-    assert furthest(result, weights) < 1e-6
-    assert furthest(result_momentum, momentum) < 1e-6
+    weights, momentum, _ = reference_run(3, 64, size)
+    result, result_momentum = weights_and_momentum(shell.folder / "snapshot.pt")
+    assert max_abs_diff(result, weights) < 1e-6
+    assert max_abs_diff(result_momentum, momentum) < 1e-6
     assert output.count("an all-reduce") == ranks * 3 * -(-size // 64)  # one a step
 
 
-COUNTED = """
+RESIZE = """
+ToyDataset = script.ToyDataset
+script.ToyDataset = lambda size: ToyDataset({size})
+"""
+COUNT_ALL_REDUCES = """
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
 def counted(state, bucket):
     print("an all-reduce")
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
     return allreduce_hook(None, bucket)
 
-
+DDP = nn.parallel.DistributedDataParallel
+def ddp_with_hook(model):
+    ddp = DDP(model)
+    ddp.register_comm_hook(None, counted)
+    return ddp
+nn.parallel.DistributedDataParallel = ddp_with_hook
 """
 
 
 def test_batch_that_cannot_be_shared(shell):
     job = shell.ranks("recipes/gradient_accumulation.py 3 --global_batch_size 64", 3)
-    job.fails("gradient_accumulation.py", "--global_batch_size must be a multiple of 3")
+    job.fails("--global_batch_size must be a multiple of 3")
 
 
 def test_evaluated_by_any_number_of_ranks(shell):
@@ -163,16 +166,22 @@ def test_evaluated_by_any_number_of_ranks(shell):
 
     With BatchNorm and dropout, which evaluate in another way than they train.
     """
-    more = "nn.Sequential(nn.ReLU(), nn.BatchNorm1d(10), nn.Dropout(0.1))"
-    script = copy(shell, "recipes/evaluate.py", ("nn.ReLU()", more))
-    command = shown(
+    setup = """
+class Model(script.ToyModel):
+    def __init__(self):
+        super().__init__()
+        self.relu = nn.Sequential(nn.ReLU(), nn.BatchNorm1d(10), nn.Dropout(0.1))
+script.ToyModel = Model
+"""
+    script = patch(shell, "recipes/evaluate.py", setup)
+    command = documented(
         "torchrun --standalone --nproc_per_node=2 recipes/evaluate.py 50 10"
         " --snapshot_path evaluate.pt",
         ("recipes/evaluate.py", str(script)),
         ("50 10 --snapshot_path evaluate.pt", "3 3 --seed 1"),
     )
-    told = [shell.run(command)]
-    told += [shell.ranks(f"{script} 3", ranks).succeeds() for ranks in (1, 3)]
+    logs = [shell.run(command)]
+    logs += [shell.ranks(f"{script} 3", ranks).succeeds() for ranks in (1, 3)]
     model = singlegpu.ToyModel()
     model.relu = nn.Sequential(nn.ReLU(), nn.BatchNorm1d(10), nn.Dropout(0.1))
     model.eval()
@@ -183,8 +192,8 @@ def test_evaluated_by_any_number_of_ranks(shell):
         outputs, targets = model(samples.inputs[order]).double(), samples.targets[order]
     loss = ((outputs - targets) ** 2).mean().item()
     accuracy = (outputs.argmax(1) == targets.argmax(1)).double().mean().item()
-    for output in told:
-        found = re.findall(r"held-out loss (\S+), accuracy (\S+)% of 2047 samples", output)
+    for log in logs:
+        found = re.findall(r"val loss (\S+), accuracy (\S+)% of 2047 samples", log)
         assert float(found[-1][0]) == pytest.approx(loss, rel=1e-6)
         assert float(found[-1][1]) == pytest.approx(100 * accuracy, abs=0.01)
     assert accuracy > 0.5 and loss < 1
@@ -199,16 +208,16 @@ def events(folder):
     }
 
 
-def test_curves_go_on_after_a_kill(shell):
-    """Epochs after the last snapshot are trained twice, and shown once."""
-    script = copy(shell, "recipes/tensorboard_logging.py", PAUSE)
-    command = shown(
+def test_curves_after_a_kill(shell):
+    """Epochs after the last snapshot are trained twice, and drawn once."""
+    script = patch(shell, "recipes/tensorboard_logging.py", PAUSE)
+    command = documented(
         "torchrun --standalone --nproc_per_node=2 recipes/tensorboard_logging.py 50 10"
         " --snapshot_path watched.pt",
         ("recipes/tensorboard_logging.py", str(script)),
         ("50 10 --snapshot_path watched.pt", "16 8 --batch_size 128"),
     )
-    killed = typed(shell, command)
+    killed = two_ranks(shell, command)
     killed.wait_for("epoch 8 |")
     while events(shell.folder / "logs" / "snapshot.pt")["loss"][-1][0] < 11:
         assert killed.status() is None, killed.output
@@ -216,114 +225,114 @@ def test_curves_go_on_after_a_kill(shell):
     killed.signal(signal.SIGKILL)
     killed.wait()
     assert "epoch 16 |" not in killed.output
-    typed(shell, command).succeeds()
+    two_ranks(shell, command).succeeds()
     curves = events(shell.folder / "logs" / "snapshot.pt")
     assert set(curves) == {"loss", "learning_rate", "samples_per_second"}
     for points in curves.values():
         assert [step for step, _ in points] == list(range(1, 17))
-    losses = plain_loop(16, 256)[2]
+    losses = reference_run(16, 256)[2]
     assert [value for _, value in curves["loss"]] == pytest.approx(losses, rel=1e-3, abs=1e-5)
     assert {round(value, 6) for _, value in curves["learning_rate"]} == {0.01}
     assert all(100 < value < 1e7 for _, value in curves["samples_per_second"])
     # The page that a browser gets them from.
     port = free_port()
-    server = shell.start(shown("tensorboard --logdir logs", ("logs", f"logs --port {port}")))
+    server = shell.start(documented("tensorboard --logdir logs", ("logs", f"logs --port {port}")))
     server.wait_for(f":{port}/")
     asked = f"http://localhost:{port}/data/plugin/scalars/scalars?run=snapshot.pt&tag=loss"
     with urllib.request.urlopen(asked) as answer:
         assert [step for _, step, _ in json.load(answer)] == list(range(1, 17))
 
 
-def whole(path):
-    """Returns weights and momentum of one of fsdp.py's snapshots, in the order of `plain_loop`."""
-    dcp_to_torch_save(path, path.parent / "whole")
-    snapshot = load(path.parent / "whole")
-    momentum = [state["momentum_buffer"] for state in snapshot["optimizer"]["state"].values()]
-    return list(snapshot["model"].values()), momentum
-
-
 def test_sharded_is_as_replicated(shell):
-    """4 ranks train like one; then 2 go on from their snapshot."""
-    shell.ranks("recipes/fsdp.py 3 --batch_size 16", 4).succeeds()
-    for epochs, ranks in [(3, None), (6, 2)]:
-        if ranks:
-            output = shell.ranks(f"recipes/fsdp.py {epochs} --batch_size 32", ranks).succeeds()
-            assert "3 of 6 epochs done" in output
-        weights, momentum, _ = plain_loop(epochs, 64)
-        result, result_momentum = whole(shell.folder / "snapshots" / str(epochs))
-        assert furthest(result, weights) < 1e-6
-        assert furthest(result_momentum, momentum) < 1e-5
+    """4 ranks train like one; then 2 resume from their snapshot, which is one of whole tensors."""
+    for epochs, ranks, batch_size in [(3, 4, 16), (6, 2, 32)]:
+        command = f"recipes/fsdp.py {epochs} --batch_size {batch_size}"
+        output = shell.ranks(command, ranks).succeeds()
+        weights, momentum, _ = reference_run(epochs, 64)
+        result, result_momentum = weights_and_momentum(shell.folder / "snapshot.pt")
+        assert max_abs_diff(result, weights) < 1e-6
+        assert max_abs_diff(result_momentum, momentum) < 1e-5
+    assert "3 of 6 epochs done" in output
 
 
 DEEP = """
 import ctypes
-
 
 class Deep(nn.Sequential):
     def __init__(self):
         sizes = [10, *[1536] * 8, 5]
         super().__init__(*(nn.Linear(*pair) for pair in zip(sizes, sizes[1:])))
 
-
-def memory(what="VmRSS:"):
+def memory(field):
     # Without this, freed blocks of this size are kept for later, and the system counts them.
     ctypes.CDLL(None).mallopt(-3, 65536)  # M_MMAP_THRESHOLD
     with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(what))
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(field))
 
-
-def fail("""
+script.ToyModel = Deep
+ToyDataset = script.ToyDataset
+script.ToyDataset = lambda size: ToyDataset(128)
+init_process_group = script.dist.init_process_group
+def init_and_measure():
+    init_process_group()
+    script.start = memory("VmRSS:")
+script.dist.init_process_group = init_and_measure
+destroy_process_group = script.dist.destroy_process_group
+def measure_and_destroy():
+    print("rank", os.environ["RANK"], "took", memory("VmHWM:") - script.start)
+    destroy_process_group()
+script.dist.destroy_process_group = measure_and_destroy
+script.Trainer._save_snapshot = lambda self: None
+"""
 
 
 def test_sharded_takes_less_memory(shell):
-    """Measured by the system, as the most that a rank has taken beyond what it started with."""
-    took, said = {}, ""
+    """Measured by the system, as the peak of rank 1 beyond its start, without saving.
+
+    Of the other ranks, since rank 0 holds the whole initial weights on the host. None of rank 1's
+    memory is the whole model at any time.
+    """
+    peak = {}
     for name in ("multinode.py", "recipes/fsdp.py"):
-        script = copy(
-            shell,
-            name,
-            ("def fail(", DEEP.lstrip("\n")),
-            ("model = ToyModel()", "start = memory()\n    model = Deep()"),
-            ("ToyDataset(2048)", "ToyDataset(128)"),
-            ("lr=0.01", "lr=0.0001"),
-            ("    time.sleep(0.1)", "    print('took', memory('VmHWM:') - start); time.sleep(0.1)"),
-        )
-        said = shell.ranks(f"{script} 1 1 --snapshot_path {name.replace('/', '-')}-s", 2).succeeds()
-        took[name] = max(map(int, re.findall(r"took (\d+)", said)))
-    assert took["recipes/fsdp.py"] < 0.6 * took["multinode.py"], took
-    held = re.findall(r"holds (\S+) bytes of weights and optimizer, of ([\d,]+)", said)
+        script = patch(shell, name, DEEP)
+        output = shell.ranks(f"{script} 1 1", 2).succeeds()
+        peak[name] = int(re.search(r"rank 1 took (\d+)", output)[1])
+    assert peak["recipes/fsdp.py"] < 0.6 * peak["multinode.py"], peak
     weights = sum(i * o + o for i, o in [(10, 1536), *[(1536, 1536)] * 7, (1536, 5)])
-    for part, all_of_it in held:
-        assert int(all_of_it.replace(",", "")) == 2 * 4 * weights
-        assert int(part.replace(",", "")) < 0.6 * 2 * 4 * weights
-    assert len(held) == 2
+    lines = re.findall(r"holds (\S+) of ([\d,]+) bytes of weights", output)
+    assert len(lines) == 2
+    for local_bytes, total_bytes in lines:
+        assert int(total_bytes.replace(",", "")) == 4 * weights
+        assert int(local_bytes.replace(",", "")) < 0.6 * 4 * weights
 
 
 def test_gpt_learns_a_text(shell):
     """On 2 ranks: lower than chance and than single letters tell; it writes in that language."""
     (shell.folder / "song.txt").write_text("nine green bottles hanging on the wall\n" * 4000)
-    options = "--layers 1 --heads 1 --context 32 --batch_size 8 --epoch_steps 40 --text song.txt"
-    command = shown(
+    options = "--layers 1 --heads 1 --context 32 --batch_size 8 --steps_per_epoch 40"
+    options += " --text song.txt --peak_tflops 0.1"
+    command = documented(
         "torchrun --standalone --nproc_per_node=2 recipes/gpt.py 5 1 --snapshot_path gpt.pt",
         ("5 1 --snapshot_path gpt.pt", f"6 3 {options}"),
     )
-    output = typed(shell, command).succeeds()
-    told = re.findall(r"held-out loss (\S+), (\S+) tokens/s, MFU (\S+)% of 100 GFLOPS", output)
-    assert len(told) == 2 and float(told[-1][0]) < 0.5
-    assert "bottles" in output.rpartition("GFLOPS\n")[2]
+    output = two_ranks(shell, command).succeeds()
+    lines = re.findall(r"val loss (\S+), (\S+) tokens/s, MFU (\S+)%", output)
+    assert len(lines) == 2 and float(lines[-1][0]) < 0.5
+    assert "bottles" in output.rpartition("MFU")[2]
     # Each layer's 12 width^2 weights, biases, norms; both ends share the bytes' 256 x width.
     model = recipes.gpt.GPT(1, 1, 32)
     weights = sum(p.numel() for p in model.parameters()) - 32 * 64
     assert 256 * 64 + 12 * 64**2 < weights < 256 * 64 + 12 * 64**2 + 20 * 64
-    speed, used = float(told[-1][1].replace(",", "")), float(told[-1][2]) / 100
-    assert used == pytest.approx(speed * (6 * weights + 12 * 64 * 32) / 2 / 100e9, abs=1e-3)
+    tokens_per_second = float(lines[-1][1].replace(",", ""))
+    mfu = tokens_per_second * (6 * weights + 12 * 64 * 32) / 2 / 0.1e12
+    assert float(lines[-1][2]) / 100 == pytest.approx(mfu, abs=1e-3)
     # The last snapshot's loss on the last 64 KiB, computed here.
     model.load_state_dict(load(shell.folder / "snapshot.pt")["model"])
     text = torch.tensor(list((shell.folder / "song.txt").read_bytes()[-65536:]))
     windows = text[: 2047 * 32].view(2047, 32), text[1 : 2047 * 32 + 1].view(2047, 32)
     with torch.no_grad():
         loss = functional.cross_entropy(model(windows[0]).flatten(0, 1), windows[1].flatten())
-    assert float(told[-1][0]) == pytest.approx(loss.item(), rel=1e-3)
+    assert float(lines[-1][0]) == pytest.approx(loss.item(), rel=1e-3)
 
 
 def test_gpt_sees_no_byte_ahead():
@@ -338,72 +347,49 @@ def test_gpt_sees_no_byte_ahead():
 
 
 @pytest.mark.parametrize(
-    ("text", "problem"),
+    ("text", "message"),
     [
         ("missing.txt", "cannot read --text: [Errno 2] No such file or directory: 'missing.txt'"),
-        ("short.txt", "--text has 5 bytes: needed are 65,536 + 1,000 * --context or more"),
+        ("short.txt", "--text has 5 bytes: too few for this --context"),
     ],
 )
-def test_text_that_is_of_no_use(tmp_path, monkeypatch, text, problem):
+def test_useless_text(tmp_path, monkeypatch, capsys, text, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "short.txt").write_text("hello")
     monkeypatch.setattr(sys, "argv", ["gpt.py", "--text", text])
     monkeypatch.setenv("LOCAL_RANK", "0")
-    with pytest.raises(SystemExit) as exit:
+    with pytest.raises(SystemExit):
         recipes.gpt.parse_args()
-    assert exit.value.code == f"gpt.py: {problem}"
+    assert capsys.readouterr().err.endswith(f"gpt.py: error: {message}\n")
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_no_snapshot(shell, name):
-    path = shell.folder / "snapshot.pt"
-    if name == "recipes/fsdp.py":
-        torch.save({"model": {}}, path)
-        job = shell.ranks(f"{name} 3 --snapshot_path snapshot.pt")
-        job.fails("fsdp.py", "snapshot.pt is a file, not a folder of snapshots")
-        path.unlink()
-        (path / "4").mkdir(parents=True)
-        (path / "4" / ".metadata").write_text("hello")
-        problem = "snapshot.pt/4 is no snapshot of this model; move it or set --snapshot_path"
-    else:
-        path.write_text("hello")
-        problem = "snapshot.pt is no snapshot of this model; move it or set --snapshot_path"
-    options = OPTIONS.get(name, "")
-    job = shell.ranks(f"{name} 5 {options} --snapshot_path snapshot.pt")
-    job.fails(os.path.basename(name), problem)
+    (shell.folder / "snapshot.pt").write_text("hello")
+    job = shell.ranks(f"{name} 5 {OPTIONS.get(name, '')}")
+    job.fails("cannot load snapshot.pt (", "): move it, or set --snapshot_path")
 
 
 @pytest.mark.parametrize("name", ["recipes/mixed_precision.py", "recipes/fsdp.py"])
 def test_full_disk(shell, name):
     job = shell.ranks_on([shell.folder], f"{name} 1 --snapshot_path s", full=[shell.folder])
-    path = "s/1" if name == "recipes/fsdp.py" else "s"
-    problem = f"cannot save {path} ([Errno 27] File too large): make room, or set --snapshot_path"
-    job.fails(os.path.basename(name), problem)
-
-
-def test_half_a_sharded_snapshot(shell):
-    """One that was being saved when the power failed is passed over, and then replaced."""
-    shell.ranks("recipes/fsdp.py 2 1", 2).succeeds()
-    (shell.folder / "snapshots" / "2" / ".metadata").unlink()
-    assert "1 of 2 epochs done" in shell.ranks("recipes/fsdp.py 2 1", 2).succeeds()
-    weights, _, _ = plain_loop(2, 64)
-    assert furthest(whole(shell.folder / "snapshots" / "2")[0], weights) < 1e-6
+    job.fails("cannot save s ([Errno 27] File too large): disk full, or in use by another run?")
 
 
 def test_carried_into_ones_own_script(shell):
-    """git merges two recipes, but for the first line of each; the result does what both do."""
+    """git merges two recipes, but for their docstrings; the result does what both do."""
     mine = shell.folder / "mine.py"
-    mine.write_text((ROOT / "recipes/tensorboard_logging.py").read_text())
-    merge = shown("git merge-file mine.py multinode.py recipes/evaluate.py").split()
+    mine.write_text((ROOT / "recipes/mixed_precision.py").read_text())
+    merge = documented("git merge-file mine.py multinode.py recipes/evaluate.py").split()
     merged = subprocess.run([*merge[:2], mine, *merge[3:]], cwd=ROOT)
     assert merged.returncode == 1  # conflict
-    conflict = re.compile(r"<<<<<<< .*\n(.*\n)=======\n(.*\n)>>>>>>> .*\n")
+    conflict = re.compile(r"<<<<<<< .*?\n(.*?)=======\n(.*?)>>>>>>> .*?\n", re.DOTALL)
     ((own, theirs),) = conflict.findall(mine.read_text())
-    assert own.startswith('"""Watch it') and theirs.startswith('"""Train and evaluate')
+    assert own.startswith('"""Train in mixed') and theirs.startswith('"""Train and evaluate')
     mine.write_text(conflict.sub(r"\1", mine.read_text()))
     output = shell.ranks(f"{mine} 2 1", 2).succeeds()
-    assert output.count("held-out loss") == 3
-    assert [step for step, _ in events(shell.folder / "logs" / "snapshot.pt")["loss"]] == [1, 2]
+    assert output.count("val loss") == 3
+    assert "scaler" in load(shell.folder / "snapshot.pt")
 
 
 @pytest.mark.gpu
@@ -414,4 +400,4 @@ def test_recipe_on_a_gpu(shell, name):
     launch = f"torchrun --standalone --nproc_per_node={ranks}"
     command = f"{launch} {name} {{}} 1 {OPTIONS.get(name, '')}"
     shell.run(command.format(2))
-    assert "on cuda:0: 2 of 3 epochs done" in shell.run(command.format(3))
+    assert "2 of 3 epochs done" in shell.run(command.format(3))

@@ -11,7 +11,17 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import ROOT, changed, furthest, load, needs_slurm, plain_loop, shown, symptom, trained
+from helpers import (
+    ROOT,
+    documented,
+    documented_error,
+    load,
+    max_abs_diff,
+    needs_slurm,
+    patched,
+    reference_run,
+    weights_and_momentum,
+)
 
 pytestmark = needs_slurm
 # One write a line: the processes share a pipe.
@@ -66,7 +76,7 @@ def as_user(folder):
 def test_up_and_gone(shell, ordinary):
     leftovers = Leftovers(shell)
     prefix = as_user(shell.folder) if ordinary else f"cd {ROOT}/slurm && "
-    command = shown("slurm/pocket-cluster -n 3 srun -N3 hostname", ("slurm/", "./"))
+    command = documented("slurm/pocket-cluster -n 3 srun -N3 hostname", ("slurm/", "./"))
     job = shell.start(f"{prefix} {command}", **leftovers.variables)
     assert sorted(job.succeeds().splitlines()) == ["node1", "node2", "node3"]
     leftovers.check(job)
@@ -114,7 +124,7 @@ def test_job_files(cluster, shell):
     Root becomes an ordinary user for it, but one who may read the Python that runs this.
     """
     torchrun = "sbatch --gpus-per-node=1 slurm/multigpu_torchrun.sbatch"
-    tasks = shown(
+    tasks = documented(
         "sbatch slurm/multinode_srun.sbatch 50 10",
         ("sbatch slurm/", "sbatch --gpus-per-node=1 slurm/"),
         ("50 10", "4 2"),
@@ -134,15 +144,24 @@ def test_job_files(cluster, shell):
     assert job.wait() == 0, job.output
     assert job.output.count("COMPLETED") == 5, job.output
     assert str(os.getuid() or 1234) in job.output.splitlines(), "this ran as root"
-    weights, _, losses = plain_loop(4, 64)
+    weights, _, losses = reference_run(4, 64)
     for path in shell.folder.glob("*.pt"):
-        assert furthest(trained(path)[0], weights) < 1e-6, path
+        assert max_abs_diff(weights_and_momentum(path)[0], weights) < 1e-6, path
     logs = {path.name.rpartition("-")[0]: path.read_text() for path in shell.folder.glob("*.out")}
     assert len(logs) == 5
     for text in logs.values():
         (loss,) = re.findall(r"epoch 4 (?:\+ 0 samples )?\| loss (\S+)", text)
         assert float(loss) == pytest.approx(losses[-1], rel=1e-3)
-        assert "warn" not in text.lower(), text
+        # torchrun may leave one line about its rendezvous, as docs/hangs.md says.
+        text = re.sub(
+            rf".*{documented_error('has failed to shutdown the rendezvous')}.*\n", "", text
+        )
+        assert not re.search(r"warn|\[?[WE]\d{4} ", text, re.IGNORECASE), text
+
+
+def ranks_in(text):
+    """Returns the lines in which the ranks tell their numbers."""
+    return re.findall(r"rank \d+ of \d+", text)
 
 
 @pytest.fixture
@@ -157,103 +176,133 @@ def test_more_nodes_and_interactive(ranks, shell):
     """3 nodes with 4 processes each; then a step of 2 x 2, which has every rank once."""
     job = ranks(
         f"""
-        {shown("sbatch --nodes=3 --gpus-per-node=4 slurm/multinode.sbatch")}
-        {shown("squeue")}; {ALL_DONE}
-        {shown(". .venv/bin/activate")}
-        {shown("srun --nodes=2 --gres=gpu:2 ./slurm/torchrun_script.sh multinode.py 50 10")}
+        {documented("sbatch --nodes=3 --gpus-per-node=4 slurm/multinode.sbatch")}
+        {documented("squeue")}; {ALL_DONE}
+        {documented(". .venv/bin/activate")}
+        {documented("srun --nodes=2 --gres=gpu:2 ./slurm/torchrun_script.sh multinode.py 50 10")}
         job=$(sbatch --parsable --hold slurm/multinode.sbatch)
-        {shown("scancel JOB", ("JOB", "$job"))}
+        {documented("scancel JOB", ("JOB", "$job"))}
         """,
         "-n 3",
     )
     job.wait()
     assert "CANCELLED" in job.output
-    lines = log(shell.folder, "multinode").splitlines()
-    assert sorted(line[3:] for line in lines) == sorted(f"rank {n} of 12" for n in range(12))
+    lines = ranks_in(log(shell.folder, "multinode"))
+    assert sorted(lines) == sorted(f"rank {n} of 12" for n in range(12))
     ranks = sorted(line for line in job.output.splitlines() if line.startswith("rank"))
     assert ranks == [f"rank {n} of 4" for n in range(4)]
 
 
 def test_one_command_as_shown(ranks, shell):
     """The cluster is there for one job, from its submission to its end; or for a shell."""
-    shell.run(shown("slurm/pocket-cluster -n 2 -g 4 sbatch slurm/multinode.sbatch 50 10"))
-    lines = log(shell.folder, "multinode").splitlines()
-    assert sorted(line[3:] for line in lines) == sorted(f"rank {n} of 8" for n in range(8))
+    shell.run(documented("slurm/pocket-cluster -n 2 -g 4 sbatch slurm/multinode.sbatch 50 10"))
+    lines = ranks_in(log(shell.folder, "multinode"))
+    assert sorted(lines) == sorted(f"rank {n} of 8" for n in range(8))
     (shell.folder / "typed").write_text("on node2 hostname\n")
     # A shell without a terminal is as quiet as this one.
-    assert "node2" in shell.run(f"{shown('slurm/pocket-cluster')} <typed").splitlines()
+    assert "node2" in shell.run(f"{documented('slurm/pocket-cluster')} <typed").splitlines()
 
 
 def test_torchrun_by_hand_on_each_node(ranks, shell):
-    """No Slurm step; the same arguments on both nodes, but for the number of processes."""
-    meet = shown(
-        "export PET_RDZV_BACKEND=c10d PET_RDZV_ENDPOINT=HOST:29400 PET_RDZV_ID=my_run",
+    """No Slurm step; options on one node, variables on the other, and fewer processes."""
+    rendezvous = documented(
+        "export PET_RDZV_BACKEND=c10d PET_RDZV_ENDPOINT=HOST:29400",
         ("HOST", "node1"),
+    )
+    torchrun = documented(
+        "torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=HOST:29400"
+        " multinode.py 50 10 --snapshot_path multinode.pt",
+        ("HOST", "node1"),
+    )
+    with_variables = documented(
+        "torchrun --nnodes=2 --nproc_per_node=4 multinode.py 50 10", ("=4", "=2")
     )
     job = ranks(
         f"""
         source .venv/bin/activate
-        export OMP_NUM_THREADS=1
-        {meet}
-        on node1 torchrun --nnodes=2 --nproc_per_node=4 multinode.py &
-        on node2 torchrun --nnodes=2 --nproc_per_node=2 multinode.py
+        {documented("export OMP_NUM_THREADS=1 TORCH_CPP_LOG_LEVEL=ERROR")}
+        on node1 {torchrun} &
+        {rendezvous}
+        on node2 {with_variables}
         wait $!
         """
     )
-    assert sorted(job.succeeds().splitlines()) == [f"rank {n} of 6" for n in range(6)]
+    job.wait()
+    assert sorted(ranks_in(job.output)) == [f"rank {n} of 6" for n in range(6)], job.output
 
 
-def test_preempted(cluster, shell):
-    """The job comes back, from its snapshot, and ends as if nothing had been."""
+@pytest.mark.parametrize("partition", ["main", "grace"])
+def test_preempted(cluster, shell, partition):
+    """The job comes back, from its snapshot, and ends as if nothing had been.
+
+    With a GraceTime it takes the lines that docs/launchers.md shows for that.
+    """
+    job_file = (ROOT / "slurm" / "multinode.sbatch").read_text()
+    if partition == "grace":
+        page = (ROOT / "docs" / "launchers.md").read_text()
+        trap = re.search(r"^requeue_if_preempted.*?(?=^```)", page, re.DOTALL | re.MULTILINE)[0]
+        before, source, after = job_file.partition("source .venv/bin/activate")
+        rest_of_line, _, after = after.partition("\n")
+        job_file = f"{before}{source}{rest_of_line}\n{trap}{after}"
+    (shell.folder / "job.sbatch").write_text(job_file)
     job = cluster(
-        """
-        job=$(sbatch --parsable --nodes=1 --gpus-per-node=1 slurm/multinode.sbatch 24 2 \\
-          --batch_size 64)
+        f"""
+        job=$(sbatch --parsable --partition={partition} --nodes=1 --gpus-per-node=1 job.sbatch \\
+          24 2 --batch_size 64)
         until grep -q "epoch 4 " multinode-$job.out; do sleep 0.1; done 2>/dev/null
         sbatch --partition=urgent --exclusive --nodes=2 --wrap hostname
         """
     )
     assert job.wait() == 0, job.output
-    starts = [line for line in log(shell.folder, "multinode").splitlines() if "epochs done" in line]
-    epochs = [int(line.split(": ")[2].split()[0]) for line in starts]
-    assert len(epochs) == 2 and epochs[1] >= 4, epochs
-    assert furthest(trained(shell.folder / "snapshot.pt")[0], plain_loop(24, 64)[0]) < 1e-6
+    starts = re.findall(r"(\d+) of 24 epochs done", log(shell.folder, "multinode"))
+    assert len(starts) == 2 and int(starts[1]) >= 4, starts
+    weights, _ = weights_and_momentum(shell.folder / "snapshot.pt")
+    assert max_abs_diff(weights, reference_run(24, 64)[0]) < 1e-6
 
 
-def test_power_cut_as_shown(cluster, shell):
-    """The first node's power fails; the job comes back, and goes on from the very sample.
+PAUSE = """
+run_batch = script.Trainer._run_batch
+def pause_and_run_batch(self, inputs, targets):
+    time.sleep(0.03)
+    run_batch(self, inputs, targets)
+script.Trainer._run_batch = pause_and_run_batch
+"""
+
+
+def test_power_cut_as_documented(cluster, shell):
+    """The first node's power fails; the job comes back, and resumes at the very sample.
 
     A pause in each step makes the training last for long enough.
     """
     script = shell.folder / "elastic_ddp.py"
-    text = script.read_text()
     script.unlink()
-    script.write_text(changed(text, [("optimizer.step()", "optimizer.step(), time.sleep(0.03)")]))
-    submit = shown(
+    script.write_text(patched("elastic_ddp.py", PAUSE))
+    submit = documented(
         "sbatch --gpus-per-node=1 slurm/elastic_ddp.sbatch 400 5",
         ("--gpus", "--nodes=2 --gpus"),
         ("400 5", "16 1"),
     )
+    follow = documented("tail -F elastic_ddp-JOB.out", ("JOB", "$job"))
     (shell.folder / "typed").write_text(
         f"""
         {submit} | tee submitted
         job=$(grep -o "[0-9]*$" submitted)
-        {shown("tail -F elastic_ddp-JOB.out", ("JOB", "$job"))} 2>/dev/null | grep -q "epoch 2 "
-        {shown("power off node1")}
-        until {shown("squeue")} | grep -q " PD "; do sleep 1; done
-        {shown("power on node1")}
+        {follow} 2>/dev/null | grep -q "epoch 2 "
+        {documented("power off node1")}
+        until {documented("squeue")} | grep -q " PD "; do sleep 1; done
+        {documented("power on node1")}
         {ALL_DONE}
         """
     )
-    job = shell.start(f"{shown('slurm/pocket-cluster -n 3')} <typed")
+    job = shell.start(f"{documented('slurm/pocket-cluster -n 3')} <typed")
     assert job.wait() == 0, job.output
     lives = log(shell.folder, "elastic_ddp").split("attempt 1 on ")[1:]
     assert len(lives) == 2
     before, after = (re.findall(r"epoch (\d+) \+ (\d+) samples", life) for life in lives)
     before, after = ([tuple(map(int, found)) for found in life] for life in (before, after))
     assert after == sorted(after) and after[0] >= max(before) and after[-1] == (16, 0)
-    weights, _, losses = plain_loop(16, 64)
-    assert furthest(trained(shell.folder / "snapshot.pt")[0], weights) < 1e-4
+    weights, _, losses = reference_run(16, 64)
+    assert max_abs_diff(weights_and_momentum(shell.folder / "snapshot.pt")[0], weights) < 1e-4
     assert load(shell.folder / "snapshot.pt")["loss"] == pytest.approx(losses[-1], rel=1e-3)
 
 
@@ -268,8 +317,8 @@ def test_failure_fails_the_job(cluster, shell):
         "    raise RuntimeError(f'no such luck {sys.argv[1:]}')\n"
         "time.sleep(1000)\n"
     )
-    submit = shown(
-        "SCRIPT=recipes/gpt.py sbatch slurm/multinode.sbatch 50 10 --snapshot_path gpt.pt",
+    submit = documented(
+        "sbatch slurm/multinode.sbatch recipes/gpt.py 50 10 --snapshot_path gpt.pt",
         ("sbatch slurm", "sbatch --gpus-per-node=2 slurm"),
     )
     job = cluster(submit)
@@ -280,26 +329,12 @@ def test_failure_fails_the_job(cluster, shell):
     )
 
 
-def test_port_taken_fails_the_job(cluster, shell):
-    job = cluster(
-        f"""
-        job=$(sbatch --parsable --hold --gpus-per-node=1 slurm/multinode.sbatch)
-        on node1 python3 -u -m http.server $((20000 + job % 10000)) >server 2>&1 &
-        until grep -q "^Serving" server; do sleep 0.1; done
-        scontrol release $job
-        {ALL_DONE}
-        kill $!
-        """
-    )
-    assert job.wait() == 1
-    assert "FAILED" in job.output
-    assert symptom("EADDRINUSE") in log(shell.folder, "multinode")
-
-
 def test_submit(ranks, shell):
     """The same command on Slurm and on this machine."""
     small = ("gpus_per_node 4", "gpus_per_node 2")
-    submit = shown("python slurm/submit.py --nodes 2 --gpus_per_node 4 multinode.py 50 10", small)
+    submit = documented(
+        "python slurm/submit.py --nodes 2 --gpus_per_node 4 multinode.py 50 10", small
+    )
     job = ranks(
         f"""
         source .venv/bin/activate
@@ -310,7 +345,7 @@ def test_submit(ranks, shell):
     name, _, number = job.output.splitlines()[0].partition("     ")
     assert name == "job"
     assert f"follow  tail -F logs/{number}_0_log.out" in job.output
-    here = shown(
+    here = documented(
         "python slurm/submit.py --nodes 2 --gpus_per_node 4 --cluster local multinode.py 50 10",
         small,
         (" multinode.py", " ./multinode.py"),
@@ -329,19 +364,23 @@ def test_submit(ranks, shell):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "problem"),
+    ("arguments", "message"),
     [
         ("-n 0", "argument -n/--nodes: must be 1 or more, not 0"),
-        ("-g none", "argument -g/--gpus: invalid at_least_one value: 'none'"),
+        ("-g none", "argument -g/--gpus: invalid positive_int value: 'none'"),
         ("no-such-command", "there is no command no-such-command"),
     ],
 )
-def test_pocket_cluster_bad_input(arguments, problem):
+def test_pocket_cluster_bad_input(arguments, message):
     result = subprocess.run(
         [ROOT / "slurm" / "pocket-cluster", *arguments.split()], capture_output=True, text=True
     )
-    assert result.returncode == 1
-    assert result.stderr == f"pocket-cluster: {problem}\n"
+    assert result.returncode != 0
+    assert re.fullmatch(f"pocket-cluster: (error: )?{re.escape(message)}", last_line(result))
+
+
+def last_line(result):
+    return result.stderr.splitlines()[-1]
 
 
 def test_user_namespaces_forbidden(shell):
@@ -349,7 +388,7 @@ def test_user_namespaces_forbidden(shell):
     prefix = f"{as_user(shell.folder)} unshare --user --map-current-user --keep-caps"
     forbid = "echo 0 >/proc/sys/user/max_user_namespaces && ./pocket-cluster hostname"
     job = shell.start(f"{prefix} sh -c '{forbid}'")
-    job.fails("pocket-cluster", "this machine forbids user namespaces: run this as root, or")
+    job.fails("pocket-cluster: unshare: ", "this machine allows no namespaces; run it as root, or")
 
 
 def test_not_linux():
@@ -381,7 +420,7 @@ def test_pocket_cluster_without_slurm(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "problem"),
+    ("arguments", "message"),
     [
         ("--nodes 0 multinode.py", "argument --nodes: must be 1 or more, not 0"),
         ("--cluster local nosuch.py", "there is no nosuch.py here"),
@@ -391,7 +430,7 @@ def test_pocket_cluster_without_slurm(tmp_path):
         ),
     ],
 )
-def test_submit_bad_input(arguments, problem):
+def test_submit_bad_input(arguments, message):
     result = subprocess.run(
         [sys.executable, "slurm/submit.py", *arguments.split()],
         cwd=ROOT,
@@ -399,5 +438,5 @@ def test_submit_bad_input(arguments, problem):
         capture_output=True,
         text=True,
     )
-    assert result.returncode == 1
-    assert result.stderr == f"submit.py: {problem}\n"
+    assert result.returncode == 2
+    assert last_line(result) == f"submit.py: error: {message}"

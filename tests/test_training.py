@@ -11,13 +11,14 @@ import torch
 from helpers import (
     ROOT,
     SCRIPTS,
-    furthest,
+    documented,
+    documented_error,
     load,
-    plain_loop,
-    shown,
+    max_abs_diff,
+    patched,
+    reference_run,
     start_stage,
-    symptom,
-    trained,
+    weights_and_momentum,
 )
 from torch import nn
 
@@ -26,7 +27,7 @@ import singlegpu
 
 @pytest.fixture(scope="module")
 def reference():
-    return plain_loop(10, 64)
+    return reference_run(10, 64)
 
 
 def test_interrupted_is_uninterrupted_in_every_stage(shell, monkeypatch):
@@ -35,19 +36,19 @@ def test_interrupted_is_uninterrupted_in_every_stage(shell, monkeypatch):
     for epochs, script in enumerate(SCRIPTS[:4], 1):
         workers = epochs // 4  # the last time with a worker process for the data
         arguments = f"{epochs} 3 --batch_size 64 --num_workers {workers}"
-        done = f"snapshot.pt on cpu: {epochs - 1} of {epochs} epochs done, 32 steps each"
+        done = f"{epochs - 1} of {epochs} epochs done, 32 steps each, on cpu of "
         if script == "singlegpu.py":
             monkeypatch.chdir(shell.folder)
             monkeypatch.setattr(sys, "argv", [script, *arguments.split()])
-            singlegpu.main(0, singlegpu.parse_args())
+            singlegpu.main(singlegpu.parse_args())
         elif script == "multigpu.py":  # it starts its ranks itself
             (job,) = start_stage(shell, script, [1], arguments)
             assert done in job.succeeds()
         else:
             assert done in shell.ranks(f"{script} {arguments}").succeeds()
         assert load(snapshot)["epochs_run"] == epochs
-        weights, momentum = trained(snapshot)
-        expected_weights, expected_momentum, _ = plain_loop(epochs, 64)
+        weights, momentum = weights_and_momentum(snapshot)
+        expected_weights, expected_momentum, _ = reference_run(epochs, 64)
         assert all(map(torch.equal, weights, expected_weights)), script
         assert all(map(torch.equal, momentum, expected_momentum)), script
 
@@ -59,9 +60,17 @@ def test_dropout_repeats_after_a_resume(tmp_path, monkeypatch):
     for path, totals in [("resumed.pt", "12"), ("straight.pt", "2")]:
         for total in totals:
             monkeypatch.setattr(sys, "argv", ["singlegpu.py", total, "1", "--snapshot_path", path])
-            singlegpu.main(0, singlegpu.parse_args())
-    assert all(map(torch.equal, trained("resumed.pt")[0], trained("straight.pt")[0]))
-    assert not any(map(torch.equal, trained("straight.pt")[0], plain_loop(2, 32)[0]))
+            singlegpu.main(singlegpu.parse_args())
+    assert all(
+        map(
+            torch.equal,
+            weights_and_momentum("resumed.pt")[0],
+            weights_and_momentum("straight.pt")[0],
+        )
+    )
+    assert not any(
+        map(torch.equal, weights_and_momentum("straight.pt")[0], reference_run(2, 32)[0])
+    )
 
 
 def forward_with_dropout(model, inputs):
@@ -71,15 +80,16 @@ def forward_with_dropout(model, inputs):
 def test_seed_changes_the_result(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["singlegpu.py", "1", "--seed", "1"])
-    singlegpu.main(0, singlegpu.parse_args())
-    result, _ = trained("snapshot.pt")
-    assert all(map(torch.equal, result, plain_loop(1, 32, seed=1)[0]))
-    assert not any(map(torch.equal, result, plain_loop(1, 32)[0]))
+    singlegpu.main(singlegpu.parse_args())
+    result, _ = weights_and_momentum("snapshot.pt")
+    assert all(map(torch.equal, result, reference_run(1, 32, seed=1)[0]))
+    assert not any(map(torch.equal, result, reference_run(1, 32)[0]))
 
 
-def test_killed_worker_comes_back(shell):
+def test_killed_worker_is_restarted(shell):
     job = shell.start(
-        shown(
+        documented(
+            "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1\n"
             "torchrun --standalone --nproc_per_node=2 --max-restarts=3 multigpu_torchrun.py 50 10"
             " --snapshot_path torchrun.pt",
             ("50 10 --snapshot_path torchrun.pt", "20 5"),
@@ -87,21 +97,36 @@ def test_killed_worker_comes_back(shell):
     )
     job.wait_for("epoch 5 |")
     # The last of the job's own, as there may be others on this machine.
-    found = subprocess.check_output(shown("pgrep -f multigpu_torchrun.py").split(), text=True)
+    pgrep = documented("pgrep -f multigpu_torchrun.py").split()
     own = job.processes()
-    number = [pid for pid in found.split() if int(pid) in own][-1]
+    number = [p for p in subprocess.check_output(pgrep, text=True).split() if int(p) in own][-1]
     assert int(number) in job.workers().values()
-    subprocess.run(shown("kill -9 NUMBER", ("NUMBER", number)).split(), check=True)
+    subprocess.run(documented("kill -9 NUMBER", ("NUMBER", number)).split(), check=True)
     assert job.wait() == 0, job.output
     # torchrun may have ended the other before it says so.
-    caused = symptom("This is typically caused by a remote worker")
-    assert caused in job.output or "closing signal SIGTERM" in job.output
-    assert symptom("failed (exitcode: -9)") in job.output
+    consequence = documented_error("This is typically caused by a remote worker")
+    assert consequence in job.output or "closing signal SIGTERM" in job.output
+    assert documented_error("failed (exitcode: -9)") in job.output
     starts = [line for line in job.output.splitlines() if "epochs done" in line]
     assert len(starts) == 2, job.output
-    assert int(starts[1].split()[3]) >= 5
-    result, _ = trained(shell.folder / "snapshot.pt")
-    assert furthest(result, plain_loop(20, 64)[0]) < 1e-6
+    assert int(starts[1].split()[0]) >= 5
+    result, _ = weights_and_momentum(shell.folder / "snapshot.pt")
+    assert max_abs_diff(result, reference_run(20, 64)[0]) < 1e-6
+
+
+def test_exception_is_the_root_cause(shell):
+    """torchrun reports the exception of the rank that failed first, in place of a bare status."""
+    setup = """
+if os.environ["RANK"] == "1":
+    def fail_to_train(self):
+        raise ValueError("no such luck")
+    script.Trainer.train = fail_to_train
+"""
+    (shell.folder / "failing.py").write_text(patched("multigpu_torchrun.py", setup))
+    job = shell.start(f"torchrun --standalone --nproc_per_node=2 {shell.folder}/failing.py 5")
+    assert job.wait() == 1
+    cause = job.output.partition(documented_error("Root Cause (first observed failure):"))[2]
+    assert "ValueError: no such luck" in cause
 
 
 def test_killed_while_saving_leaves_a_snapshot(shell):
@@ -141,5 +166,5 @@ def test_gpu_trains_like_the_cpu(shell, script, reference):
     jobs = start_stage(shell, script, [processes], f"10 5 --batch_size {64 // processes}")
     for job in jobs:
         job.succeeds()
-    result, _ = trained(shell.folder / "snapshot.pt")
-    assert furthest([weight.cpu() for weight in result], reference[0]) < 1e-3
+    result, _ = weights_and_momentum(shell.folder / "snapshot.pt")
+    assert max_abs_diff([weight.cpu() for weight in result], reference[0]) < 1e-3

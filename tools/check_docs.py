@@ -1,7 +1,7 @@
 """Checks the pages in docs/: every changed line of every step stands on one page, beside its prose.
 
-Also, that links lead somewhere, and that no page takes long to read. Prints how many lines there
-are, or what is wrong and where, and then ends with status 1.
+Also, that no page takes long to read. Prints how many lines there are, or what is wrong and where,
+and then ends with status 1.
 """
 
 import re
@@ -16,9 +16,10 @@ from steps import ALL, ROOT, STEPS
 
 COG = re.compile(r'<!-- \[\[\[cog fence\("(.+)", "(.+)"\) \]\]\] -->')
 END = "<!-- [[[end]]] -->"
-LEAST = 5  # words of prose beside a block
-SPEED = 200  # words that one reads in a minute
-PAGE, STEP_PAGES = 8, 25  # minutes: for any page, and for those of the five stages together
+MIN_WORDS = 5  # of prose beside a block
+WORDS_PER_MINUTE = 200
+MAX_MINUTES = 8  # to read any page
+MAX_STAGE_MINUTES = 25  # to read those of the five stages
 STAGES = [STEPS[0].base, *(step.file for step in STEPS)]
 
 
@@ -57,7 +58,7 @@ def parse(page):
 
 
 def minutes(words):
-    return words / SPEED
+    return words / WORDS_PER_MINUTE
 
 
 def check_blocks(blocks):
@@ -90,13 +91,13 @@ def check_page(page):
     problems = [f"{where}: a diff typed by hand: let cog fill it" for where in typed]
     sections = Counter(found.section for found in blocks)
     for found in blocks:
-        if prose[found.section] < LEAST:
+        if prose[found.section] < MIN_WORDS:
             problems.append(f"{found.where}: no prose beside {found.unit[1]} of {found.unit[0]}")
         if sections[found.section] > 1:
             problems.append(f"{found.where}: not the only block under its heading")
     words = prose.total()
-    if minutes(words) > PAGE:
-        problems.append(f"{page.name}: {minutes(words):.1f} minutes to read, of {PAGE}")
+    if minutes(words) > MAX_MINUTES:
+        problems.append(f"{page.name}: {minutes(words):.1f} minutes to read, of {MAX_MINUTES}")
     return blocks, words, problems
 
 
@@ -107,29 +108,9 @@ def diff_lines(step):
     return [line for line in lines[2:] if re.match(r"[+-].", line)]
 
 
-def anchors(page):
-    """Returns the names that a page's headings have in links to them."""
-    headings = re.findall(r"^#+ (.+)", page.read_text(), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-def check_links(page):
-    """Returns the links of a page to files or headings of this repository that are not there."""
-    problems = []
-    for number, line in enumerate(page.read_text().splitlines(), 1):
-        for link in re.findall(r"\]\((?!https?:)([^\s)]+)\)", line):
-            path, _, anchor = link.partition("#")
-            target = page.parent / path if path else page
-            if not target.exists() or (anchor and anchor not in anchors(target)):
-                problems.append(f"{page.relative_to(ROOT)}:{number}: {link} leads nowhere")
-    return problems
-
-
 def check(docs):
     """Returns the problems of all pages, and a line each on what there is."""
     problems, blocks, words = [], [], {}
-    for page in [*ROOT.glob("*.md"), *docs.glob("*.md")]:
-        problems += check_links(page)
     for page in sorted(docs.glob("*.md")):
         found, words[page.stem], wrong = check_page(page)
         blocks += found
@@ -150,8 +131,8 @@ def check(docs):
         changed += len(lines)
         shown += len(lines) - len(missing)
     stages = sum(words.get(Path(stage).stem, 0) for stage in STAGES)
-    if minutes(stages) > STEP_PAGES:
-        problems.append(f"the stages' pages: {minutes(stages):.1f} minutes, of {STEP_PAGES}")
+    if minutes(stages) > MAX_STAGE_MINUTES:
+        problems.append(f"the stages' pages: {minutes(stages):.1f} minutes, of {MAX_STAGE_MINUTES}")
     slowest = max(words, key=words.get)
     return problems, [
         f"{shown} of {changed} changed lines of {len(ALL)} steps are explained",

@@ -11,7 +11,7 @@ STYLES = {"default": "xcode", "slate": "github-dark"}  # for light and dark, leg
 TAGS = {"+": "ins", "-": "del", " ": "span"}
 
 
-def coloured(lines, language):
+def highlight_lines(lines, language):
     """Returns the HTML of each line of a piece of code, which may begin inside a docstring."""
     inside = "".join(lines).count('"""') % 2 and '"""' not in lines[0]
     lexer = get_lexer_by_name(language, stripnl=False)
@@ -24,8 +24,8 @@ def format_diff(source, language, css_class, options, md, **kwargs):
     lines = [line or " " for line in source.split("\n")]  # where an empty line has lost its blank
     code = options.get("lang", "python")
     sides = {
-        "+": iter(coloured([line[1:] for line in lines if line[:1] in " +"], code)),
-        "-": iter(coloured([line[1:] for line in lines if line[:1] in " -"], code)),
+        "+": iter(highlight_lines([line[1:] for line in lines if line[:1] in " +"], code)),
+        "-": iter(highlight_lines([line[1:] for line in lines if line[:1] in " -"], code)),
     }
     rows = []
     for line in lines:

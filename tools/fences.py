@@ -2,9 +2,9 @@
 
     <!-- [[[cog fence("multigpu.py", "Trainer.__init__") ]]] -->
 
-A unit is what one block shows: in Python the docstring, the imports, each function, each class, of
-long ones each method, and the last lines; in a job file each paragraph, the first three of which
-are `header`, `setup` and `launch`, the others named by the start of their first command.
+A unit is what one block shows: in Python the docstring, the imports, the constants, each function,
+each class, of long ones each method, and the last lines; in a job file each paragraph, the first
+three of which are `header`, `setup` and `launch`, the others named by their first command.
 """
 
 import ast
@@ -15,8 +15,8 @@ from steps import ALL, JOB_STEPS, ROOT, STEPS, Step
 
 START = [Step(None, base, 0, "the start") for base in (STEPS[0].base, JOB_STEPS[0].base)]
 SHOWN = START + ALL
-SMALL = 30  # lines: a class up to this length is one unit
-CONTEXT = 2  # unchanged lines around a changed one
+MAX_UNIT_LINES = 50  # a class up to this length is one unit
+CONTEXT_LINES = 2  # unchanged ones around a changed one
 
 
 def first_line(node):
@@ -32,13 +32,15 @@ def python_units(text):
             name = "docstring"
         elif isinstance(node, ast.Import | ast.ImportFrom):
             name = "imports"
+        elif isinstance(node, ast.Assign):
+            name = "constants"
         elif isinstance(node, ast.If):
             name = "__main__"
         else:
             name = node.name
         if not starts or starts[-1][0] != name:
             starts.append((name, first_line(node)))
-        if isinstance(node, ast.ClassDef) and node.end_lineno - node.lineno >= SMALL:
+        if isinstance(node, ast.ClassDef) and node.end_lineno - node.lineno >= MAX_UNIT_LINES:
             methods = [part for part in node.body if isinstance(part, ast.FunctionDef)]
             starts += [(f"{name}.{method.name}", first_line(method)) for method in methods]
     lines = text.splitlines()
@@ -71,8 +73,8 @@ def stripped(lines):
 
 def diff(old, new):
     """Returns the changed lines with their context, of lists of lines; a gap between them as @@."""
-    lines = list(difflib.unified_diff(stripped(old), stripped(new), n=CONTEXT, lineterm=""))[3:]
-    lines = ["@@" if line.startswith("@@") else line for line in lines]
+    changes = difflib.unified_diff(stripped(old), stripped(new), n=CONTEXT_LINES, lineterm="")
+    lines = ["@@" if line.startswith("@@") else line for line in list(changes)[3:]]
     # Blank lines at a hunk's edges tell nothing.
     edges = {"@@", None}
     around = zip([None, *lines], lines, [*lines[1:], None], strict=False)

@@ -1,8 +1,8 @@
 """Trains with every stage in turn, each with its snapshot in runs/, and sums up in a table.
 
-Every command is shown as one would type it; multinode.py runs as two "machines" that meet on
-localhost, and elastic_ddp.py as three, of which one is killed on the way. Ports are picked free, so
-that nothing on this machine is in the way. --no-slurm leaves out the job on a cluster at the end.
+Every command is shown as one would type it; multinode.py runs as two "nodes" with their rendezvous
+on localhost, and elastic_ddp.py as three, of which one is killed on the way. Ports are picked free.
+--no-slurm leaves out the job on a pocket cluster at the end.
 """
 
 import os
@@ -22,8 +22,8 @@ from steps import ROOT, STEPS, changed_lines
 SLURM = ("slurm-wlm", "munge", "iproute2")
 
 
-# Where the two torchruns meet. If one of them held it, it would end with that one, and the other,
-# were it a little late, would print a warning.
+# The store of every rendezvous. In one of the torchruns it would end with that one, and another
+# that ends a little later would print a warning.
 STORE = torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
 
 
@@ -42,20 +42,23 @@ def run(*commands, show=".", kill_at=None):
     A command may begin with NAME=value, as in a shell. `show`, a regular expression, picks the
     lines to print; at the first with `kill_at` in it, the last command is killed.
     """
-    lines, processes, threads, victims = [], [], [], []
+    lines = []
+    processes = []
+    threads = []
+    killed = []
 
     def echo(pipe, prefix):
         for line in pipe:
             if re.search(show, line):
                 print(prefix + line, end="", flush=True)
             lines.append(line)
-            if kill_at and kill_at in line and not victims:
-                victims.append(processes[-1])
-                print(f"machine {len(processes) - 1}: is killed now", flush=True)
+            if kill_at and kill_at in line and not killed:
+                killed.append(processes[-1])
+                print(f"node {len(processes) - 1}: is killed now", flush=True)
                 kill(processes[-1].pid)
 
     for number, command in enumerate(commands):
-        prefix = f"machine {number}: " if len(commands) > 1 else ""
+        prefix = f"node {number}: " if len(commands) > 1 else ""
         print(f"{prefix}$ {command}", flush=True)
         process = subprocess.Popen(
             ["env", *shlex.split(command)],
@@ -69,7 +72,7 @@ def run(*commands, show=".", kill_at=None):
         threads[-1].start()
     for thread in threads:
         thread.join()
-    if any([process.wait() for process in processes if process not in victims]):
+    if any([process.wait() for process in processes if process not in killed]):
         sys.exit("the last command failed: see its output above")
     return "".join(lines)
 
@@ -81,28 +84,27 @@ def kill(pid):
 
 
 def commands(script, gpus, epochs):
-    """Returns the commands that start `script` on this machine: one, or one for each "machine"."""
+    """Returns the commands that start `script` on this machine: one, or one for each "node"."""
     arguments = f"{script} {epochs} --snapshot_path runs/{script.removesuffix('.py')}.pt"
-    if script == "singlegpu.py":
+    if script in ("singlegpu.py", "multigpu.py"):
         return [f"python {arguments}"]
-    if script == "multigpu.py":
-        return [f"MASTER_PORT={free_port()} python {arguments}"]
     if script == "multigpu_torchrun.py":
         return [f"torchrun --standalone --nproc_per_node={min(gpus, 2) or 2} {arguments}"]
-    meet = f"--rdzv_backend=c10d --rdzv_endpoint=localhost:{STORE.port} --rdzv_id={script}"
+    rendezvous = f"--rdzv_backend=c10d --rdzv_endpoint=localhost:{STORE.port} --rdzv_id={script}"
     if script == "elastic_ddp.py":
-        # Each machine has a snapshot of its own: no disk is shared. The rest is as README says.
-        hasty = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
-        options = f"--nnodes=1:3 --nproc_per_node=1 --max-restarts=100 --rdzv_conf={hasty}"
-        launch = f"TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun {options} {meet} {script} {epochs}"
+        # Each node has a snapshot of its own: no disk is shared. The rest is as README says.
+        rdzv_conf = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
+        options = f"--nnodes=1:3 --nproc_per_node=1 --max-restarts=100 --rdzv_conf={rdzv_conf}"
+        torchrun = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun"
+        launch = f"{torchrun} {options} {rendezvous} {script} {epochs}"
         cpu = "CUDA_VISIBLE_DEVICES= " if gpus else ""
-        path = "--save_steps 8 --snapshot_path runs/elastic_ddp"
-        return [f"{cpu}{launch} {path}-{machine}.pt" for machine in range(3)]
-    if gpus >= 2:  # two processes cannot share a GPU, so each "machine" gets one of its own
-        launch = f"torchrun --nnodes=2 --nproc_per_node=1 {meet} {arguments}"
+        path = "--save_every_steps 8 --snapshot_path runs/elastic_ddp"
+        return [f"{cpu}{launch} {path}-{node}.pt" for node in range(3)]
+    if gpus >= 2:  # two processes cannot share a GPU, so each "node" gets one of its own
+        launch = f"torchrun --nnodes=2 --nproc_per_node=1 {rendezvous} {arguments}"
         return [f"CUDA_VISIBLE_DEVICES={gpu} {launch}" for gpu in range(2)]
     cpu = "CUDA_VISIBLE_DEVICES= " if gpus else ""
-    return [f"{cpu}torchrun --nnodes=2 --nproc_per_node=2 {meet} {arguments}"] * 2
+    return [f"{cpu}torchrun --nnodes=2 --nproc_per_node=2 {rendezvous} {arguments}"] * 2
 
 
 def elastic(gpus, epochs):
@@ -113,12 +115,12 @@ def elastic(gpus, epochs):
     log = run(*commands(script, gpus, epochs), show=show, kill_at=f"epoch {save_every} + 0")
     (ROOT / "runs" / "elastic_ddp.log").write_text(log)
     # Without torchrun, since there is one process: here are the variables that it would set.
-    alone = "RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 GROUP_RANK=0 MASTER_ADDR=localhost MASTER_PORT="
-    arguments = f"{script} {epochs} --save_steps 8 --snapshot_path runs/elastic_ddp-plain.pt"
-    plain = run(f"{alone}{free_port()} python {arguments}", show="^$")
-    (ROOT / "runs" / "elastic_ddp.svg").write_text(draw(log, plain))
-    print("Its loss, beside that of the last command: runs/elastic_ddp.svg; what else the machines")
-    print("said: runs/elastic_ddp.log")
+    environment = "RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 GROUP_RANK=0 MASTER_ADDR=localhost MASTER_PORT="
+    arguments = f"{script} {epochs} --save_every_steps 8 --snapshot_path runs/elastic_ddp-plain.pt"
+    plain = run(f"{environment}{free_port()} python {arguments}", show="^$")
+    draw(log, plain, ROOT / "runs" / "elastic_ddp.svg")
+    print("Its loss beside that of the last command: runs/elastic_ddp.svg")
+    print("All output of the nodes: runs/elastic_ddp.log")
     return log
 
 

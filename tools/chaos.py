@@ -1,11 +1,10 @@
-"""Breaks a training on three nodes again and again, and judges what comes of it: storm.py 20
+"""Injects faults into a training on three nodes and checks what comes out: chaos.py 20
 
-Starts slurm/elastic_ddp.sbatch on a pocket cluster, without a shared disk, and does to it what
-happens to machines: so many faults, each of a random kind, on a random node, at a random moment,
-half of them before it is up again. Every kind comes once before one comes again. The verdict: has
-it ever gone back behind a snapshot that it told of, and are the weights at the end those of
-singlegpu.py, which nothing disturbs? Both calculate in float64, in copies of the scripts in
-runs/storm-SEED: in float32 the roundings of so many steps are not small beside a fault's traces.
+Starts slurm/elastic_ddp.sbatch on a pocket cluster, without a shared disk, and injects so many
+faults, each of a random type, on a random node, at a random moment, half of them before the job is
+up again. Every type comes once before one comes again. At the end: has the job ever resumed behind
+a snapshot that it had logged, and are its weights those of singlegpu.py, which nothing disturbs?
+Both compute in float64, since in float32 the rounding of so many steps would hide a fault's traces.
 """
 
 import argparse
@@ -26,14 +25,14 @@ from steps import ROOT
 
 NODES = ("node1", "node2", "node3")
 SNAPSHOT = "/dev/shm/snapshot.pt"  # on each node its own
-LIMIT = 300  # seconds without a word in the log: several times what the slowest fault costs
+TIMEOUT_S = 300  # without new output in the log: several times what the slowest fault costs
 
 
 def run(*command):
     return subprocess.run(command, capture_output=True, text=True).stdout
 
 
-def kill(node, mark="SLURM_STEP_ID=", number=signal.SIGKILL):
+def kill(node, mark="SLURM_STEP_ID=", signum=signal.SIGKILL):
     """Signals the node's processes that have `mark` in their environment or command line."""
     keeper = (Path(shutil.which("on")).parent.parent / node / "pid").read_text().strip()
     network = os.stat(f"/proc/{keeper}/ns/net").st_ino
@@ -41,12 +40,12 @@ def kill(node, mark="SLURM_STEP_ID=", number=signal.SIGKILL):
         try:
             text = (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
             if os.stat(process / "ns" / "net").st_ino == network and mark.encode() in text:
-                os.kill(int(process.name), number)
+                os.kill(int(process.name), signum)
         except OSError:
             continue  # it has just ended
 
 
-# What can happen to a node; the storm says the docstrings.
+# The fault types; chaos.py prints their docstrings.
 
 
 def crash(node, job):
@@ -66,14 +65,14 @@ def crash_of_rank(node, job):
 
 
 def crash_of_store(node, job):
-    """torchrun and its ranks killed, and the store by which the nodes meet"""
+    """torchrun and its ranks killed, and the store of the rendezvous"""
     kill("node1", "wait_for_workers=False")
     kill(node)
 
 
-def goodbye(node, job):
+def sigterm(node, job):
     """SIGTERM to torchrun and its ranks"""
-    kill(node, number=signal.SIGTERM)
+    kill(node, signum=signal.SIGTERM)
 
 
 def half_a_snapshot(node, job):
@@ -82,8 +81,8 @@ def half_a_snapshot(node, job):
     kill(node)
 
 
-def cable(node, job):
-    """cable pulled for 5 seconds"""
+def network_outage(node, job):
+    """network down for 5 seconds"""
     run("ip", "link", "set", node, "down")
     time.sleep(5)
     run("ip", "link", "set", node, "up")
@@ -107,16 +106,16 @@ def preemption(node, job):
     run(*urgent.split())
 
 
-KINDS = {
-    kind.__name__: kind
-    for kind in (
+FAULT_TYPES = {
+    fault.__name__: fault
+    for fault in (
         crash,
         crash_of_all,
         crash_of_rank,
         crash_of_store,
-        goodbye,
+        sigterm,
         half_a_snapshot,
-        cable,
+        network_outage,
         power,
         requeue,
         preemption,
@@ -124,13 +123,13 @@ KINDS = {
 }
 
 
-class Storm:
+class ChaosRun:
     def __init__(self, args):
         self.args = args
         self.started, self.hurried = time.monotonic(), -math.inf
         epochs = f"{args.epochs} {args.epochs}"
         command = f"--gpus-per-node=1 slurm/elastic_ddp.sbatch {epochs}"
-        command += f" --save_steps 16 --snapshot_path {SNAPSHOT}"
+        command += f" --save_every_steps 16 --snapshot_path {SNAPSHOT}"
         self.say(f"$ sbatch {command}")
         self.job = run("sbatch", "--parsable", *command.split()).strip()
         self.log = Path(f"elastic_ddp-{self.job}.out")
@@ -154,7 +153,7 @@ class Storm:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def positions(self):
-        """Returns epoch and sample of each snapshot that the log tells of."""
+        """Returns epoch and sample of each snapshot in the log."""
         found = re.findall(r"epoch (\d+) \+ (\d+) samples", self.read())
         return [(int(epoch), int(samples)) for epoch, samples in found]
 
@@ -163,35 +162,39 @@ class Storm:
 
     def wait(self, ready=lambda: False):
         """Waits until `ready()` or until the job has ended."""
-        text, heard = "", time.monotonic()
+        text = ""
+        last_output = time.monotonic()
         while self.running() and not ready():
             if self.read() != text:
-                text, heard = self.read(), time.monotonic()
-            if time.monotonic() > heard + LIMIT:
-                sys.exit(f"storm: nothing has happened for {LIMIT} s: see {self.log}")
+                text = self.read()
+                last_output = time.monotonic()
+            if time.monotonic() > last_output + TIMEOUT_S:
+                sys.exit(f"chaos: no output for {TIMEOUT_S} s: see {self.log}")
             time.sleep(0.2)
 
-    def blow(self):
-        """Returns how many faults of each kind came before the job's end."""
-        chance, done = random.Random(self.args.seed), collections.Counter()
+    def inject_faults(self):
+        """Returns how many faults of each type were injected before the job's end."""
+        rng = random.Random(self.args.seed)
+        injected = collections.Counter()
         self.wait(lambda: "epochs done" in self.read())
-        kinds = []
+        fault_types = []
         for _ in range(self.args.faults):
-            kinds = kinds or chance.sample(self.args.kinds, len(self.args.kinds))
-            told = len(self.positions())
-            if chance.random() < 0.5:
-                self.wait(lambda told=told: len(self.positions()) > told)
-            moment = time.monotonic() + chance.uniform(0, 10)
+            fault_types = fault_types or rng.sample(self.args.types, len(self.args.types))
+            saved = len(self.positions())
+            if rng.random() < 0.5:
+                self.wait(lambda saved=saved: len(self.positions()) > saved)
+            moment = time.monotonic() + rng.uniform(0, 10)
             self.wait(lambda moment=moment: time.monotonic() > moment)
-            kind, node = KINDS[kinds.pop()], chance.choice(NODES)
+            fault = FAULT_TYPES[fault_types.pop()]
+            node = rng.choice(NODES)
             if not self.running():
                 break
-            self.say(f"{node}: {kind.__doc__}, {self.position()}")
-            kind(node, self.job)
-            done[kind.__name__] += 1
-        self.say("the storm is over")
+            self.say(f"{node}: {fault.__doc__}, {self.position()}")
+            fault(node, self.job)
+            injected[fault.__name__] += 1
+        self.say("all faults are injected")
         self.wait()
-        return done
+        return injected
 
 
 def prepare(folder):
@@ -200,11 +203,11 @@ def prepare(folder):
     for name in ("slurm", ".venv"):
         (folder / name).symlink_to(ROOT / name)
     for script in ("singlegpu.py", "elastic_ddp.py"):
-        last_import = "from tqdm import tqdm\n"
-        before, found, after = (ROOT / script).read_text().partition(last_import)
-        assert found, script
-        text = f"{before}{found}\ntorch.set_default_dtype(torch.float64)\n{after}"
-        (folder / script).write_text(text)
+        (folder / script).write_text(
+            "import runpy, torch\n"
+            "torch.set_default_dtype(torch.float64)\n"
+            f"runpy.run_path({str(ROOT / script)!r}, run_name='__main__')\n"
+        )
 
 
 def newest_snapshot():
@@ -219,10 +222,10 @@ def newest_snapshot():
 
 
 def inside(args):
-    storm = Storm(args)
-    faults = storm.blow()
-    state = re.search(r"JobState=(\w+)", run("scontrol", "show", "job", storm.job))[1]
-    storm.say(f"job {state} {storm.position()}; the same without faults ...")
+    chaos = ChaosRun(args)
+    faults = chaos.inject_faults()
+    state = re.search(r"JobState=(\w+)", run("scontrol", "show", "job", chaos.job))[1]
+    chaos.say(f"job {state} {chaos.position()}; the same without faults ...")
     epochs = [str(args.epochs)] * 2
     run(
         sys.executable,
@@ -232,15 +235,15 @@ def inside(args):
         "--snapshot_path=plain.pt",
     )
     weights, plain = newest_snapshot()["model"], torch.load("plain.pt", weights_only=True)["model"]
-    furthest = max((weights[name] - plain[name]).abs().max().item() for name in plain)
-    print(*(f"{number} x {KINDS[name].__doc__}" for name, number in faults.items()), sep="\n")
-    good = state == "COMPLETED" and furthest < 1e-9 and faults.total() == args.faults
-    if storm.positions() != sorted(storm.positions()):
-        good = print("BAD: it went back behind a snapshot")
+    max_abs_diff = max((weights[name] - plain[name]).abs().max().item() for name in plain)
+    print(*(f"{number} x {FAULT_TYPES[name].__doc__}" for name, number in faults.items()), sep="\n")
+    good = state == "COMPLETED" and max_abs_diff < 1e-9 and faults.total() == args.faults
+    if chaos.positions() != sorted(chaos.positions()):
+        good = print("BAD: it resumed behind a snapshot")
     print(
         f"{faults.total()} of {args.faults} faults, seed {args.seed}: job {state}, largest", end=" "
     )
-    print(f"difference of a weight {furthest:.2g}: {'good' if good else 'BAD'}")
+    print(f"difference of a weight {max_abs_diff:.2g}: {'good' if good else 'BAD'}")
     sys.exit(not good)
 
 
@@ -248,12 +251,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("faults", nargs="?", type=int, default=20)
     parser.add_argument("--seed", type=int, default=random.randrange(1000))
-    parser.add_argument("--epochs", type=int, help="40 a fault, if not given")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--epochs", type=int, help="by default 40 per fault")
+    parser.add_argument("--types", nargs="+", choices=FAULT_TYPES, default=list(FAULT_TYPES))
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     args.epochs = args.epochs or 40 * args.faults
-    folder = ROOT / "runs" / f"storm-{args.seed}"
+    folder = ROOT / "runs" / f"chaos-{args.seed}"
     if args.inside:
         os.chdir(folder)
         inside(args)
