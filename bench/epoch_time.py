@@ -1,31 +1,57 @@
-"""Times an epoch of the stages beside the same one in bare loops: python bench/epoch_time.py
+"""Times an epoch of the stages and recipes beside the same one in other forms: epoch_time.py
 
-Prints ratios: the median of 5 rounds, in each of which the contestants train for 30 epochs, taking
-turns. Absolute times say little about another machine.
+Prints ratios: the median of 5 rounds, in each of which the candidates train for 30 epochs, taking
+turns. Absolute times say little about another machine. One rank is compared with a bare loop, two
+ranks with raw DDP. The floor is a bare loop without DataLoader that all-reduces one flat gradient.
 """
 
-import argparse
+import atexit
+import contextlib
+import importlib
 import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
+from lightning_fabric import Fabric
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils import data
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-import multigpu_torchrun  # noqa: E402
 import singlegpu  # noqa: E402
 
 ROUNDS, EPOCHS = 5, 30
-ARGS = argparse.Namespace(seed=0, snapshot_path="no-such-snapshot.pt")
+BATCH_SIZE = 32  # per rank
+MODULES = {
+    "multigpu_torchrun": "",
+    "multinode": "",
+    "elastic_ddp": "--batch_size 64",
+    "recipes.mixed_precision": "",
+    "recipes.gradient_accumulation": "--batch_size 8 --global_batch_size 64",
+    "recipes.evaluate": "",
+    "recipes.tensorboard_logging": "",
+    "recipes.fsdp": "",
+}  # recipes/gpt.py trains another model: see bench/gpt.py
+
+
+def build(name, arguments, *ranks):
+    """Returns the Trainer that the main of a script builds."""
+    module = importlib.import_module(name)
+    trainers = []
+    module.Trainer.train = lambda self: trainers.append(self)
+    sys.argv = [name, *arguments.split(), "--snapshot_path", "no-such-snapshot"]
+    with contextlib.redirect_stdout(open(os.devnull, "w")):
+        module.main(*ranks, module.parse_args())
+    atexit.unregister(trainers[0]._save_snapshot)  # stage 5's
+    return trainers[0]
 
 
 def training(dataset, sampler):
@@ -33,102 +59,125 @@ def training(dataset, sampler):
     torch.manual_seed(0)
     model = singlegpu.ToyModel()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    return model, data.DataLoader(dataset, 32, sampler=sampler), nn.MSELoss(), optimizer
+    loader = DataLoader(dataset, BATCH_SIZE, sampler=sampler)
+    return model, loader, nn.MSELoss(), optimizer
 
 
-def bare_loop(model, loader, loss_fn, optimizer):
+def bare_epoch(model, loader, loss_fn, optimizer, backward=torch.Tensor.backward):
     for inputs, targets in loader:
         optimizer.zero_grad()
         loss = loss_fn(model(inputs), targets)
-        loss.backward()
+        backward(loss)
         optimizer.step()
 
 
-def compare(epochs):
-    """Times the functions in `epochs`; returns their medians relative to the first, by name."""
-    times = {name: [] for name in epochs}
+def floor_epoch(model, dataset, loss_fn, optimizer):
+    order = torch.randperm(len(dataset))[dist.get_rank() :: dist.get_world_size()]
+    for batch in order.split(BATCH_SIZE):
+        optimizer.zero_grad()
+        loss_fn(model(dataset.inputs[batch]), dataset.targets[batch]).backward()
+        gradients = [parameter.grad for parameter in model.parameters()]
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        dist.all_reduce(flat)
+        flat /= dist.get_world_size()
+        sizes = [gradient.numel() for gradient in gradients]
+        for gradient, mean in zip(gradients, flat.split(sizes), strict=True):
+            gradient.copy_(mean.view_as(gradient))
+        optimizer.step()
+
+
+def compare(candidates):
+    """Times the functions; returns for each the median of its times relative to the first's."""
+    times = {name: [] for name in candidates}
     for _ in range(ROUNDS + 1):
         for seconds in times.values():
             seconds.append(0.0)
-        for number in range(EPOCHS):
+        for epoch in range(EPOCHS):
             # Turn by turn, each in every place: the machine's noise then hits all alike.
             for place in range(len(times)):
-                name = list(times)[(place + number) % len(times)]
+                name = list(times)[(place + epoch) % len(times)]
                 if dist.is_initialized():
                     dist.barrier()
                 start = time.perf_counter()
-                epochs[name](number)
+                candidates[name](epoch)
                 times[name][-1] += time.perf_counter() - start
     for seconds in times.values():
         del seconds[0]  # the first round warmed up
-    first = next(iter(times))
+    baseline = next(iter(times.values()))
     return {
-        name: statistics.median(t / f for t, f in zip(times[name], times[first], strict=True))
-        for name in times
-        if name != first
+        name: statistics.median(t / b for t, b in zip(seconds, baseline, strict=True))
+        for name, seconds in times.items()
     }
 
 
 def one_rank():
     dataset = singlegpu.ToyDataset(2048)
-    model, loader, loss_fn, optimizer = training(
-        dataset, data.RandomSampler(dataset, generator=torch.Generator())
-    )
-    trainer = singlegpu.Trainer(model, loader, loss_fn, optimizer, torch.device("cpu"), ARGS)
-    bare = training(dataset, data.RandomSampler(dataset, generator=torch.Generator()))
-    contestants = {
-        "bare loop": lambda epoch: bare_loop(*bare),
-        "singlegpu.py / bare loop over the same loader": trainer._run_epoch,
+    bare = training(dataset, RandomSampler(dataset))
+    return {
+        "bare loop": lambda epoch: bare_epoch(*bare),
+        "singlegpu.py": build("singlegpu", f"--batch_size {BATCH_SIZE}")._run_epoch,
     }
-    return compare(contestants)
 
 
 def two_ranks():
-    dist.init_process_group("gloo")
     dataset = singlegpu.ToyDataset(2048)
+    model, *rest = training(dataset, DistributedSampler(dataset))
+    ddp = DistributedDataParallel(model)
+    candidates = {"raw DDP": lambda epoch: bare_epoch(ddp, *rest)}
 
-    model, loader, loss_fn, optimizer = training(dataset, data.DistributedSampler(dataset))
-    trainer = multigpu_torchrun.Trainer(
-        model, loader, loss_fn, optimizer, torch.device("cpu"), ARGS
-    )
-
-    model, *rest = training(dataset, data.DistributedSampler(dataset))
-    raw = DistributedDataParallel(model), *rest
+    # The scripts' own calls do nothing: the group is there already.
+    with contextlib.ExitStack() as stack:
+        for name in ("init_process_group", "destroy_process_group"):
+            stack.callback(setattr, dist, name, getattr(dist, name))
+            setattr(dist, name, lambda **kwargs: None)
+        for name, arguments in MODULES.items():
+            trainer = build(name, arguments, int(os.environ["LOCAL_RANK"]))
+            candidates[f"{name.replace('.', '/')}.py"] = epoch_of(trainer)
 
     accelerator = Accelerator(cpu=True)
-    model, loader, loss_fn, optimizer = training(dataset, data.RandomSampler(dataset))
-    model, loader, optimizer = accelerator.prepare(model, loader, optimizer)
+    accelerate = training(dataset, RandomSampler(dataset))
+    model, loader, optimizer = accelerator.prepare(accelerate[0], accelerate[1], accelerate[3])
+    prepared = (model, loader, accelerate[2], optimizer, accelerator.backward)
+    candidates["Accelerate"] = lambda epoch: bare_epoch(*prepared)
 
-    def accelerate_epoch(epoch):
-        for inputs, targets in loader:
-            optimizer.zero_grad()
-            loss = loss_fn(model(inputs), targets)
-            accelerator.backward(loss)
-            optimizer.step()
-
-    ratios = compare(
-        {
-            "raw DDP": lambda epoch: bare_loop(*raw),
-            "multigpu_torchrun.py / raw DDP, 2 ranks": trainer._run_epoch,
-            "Accelerate / raw DDP, 2 ranks": accelerate_epoch,
-        }
+    fabric = Fabric(accelerator="cpu", strategy="ddp", devices=dist.get_world_size())
+    fabric.launch()
+    model, loader, loss_fn, optimizer = training(dataset, RandomSampler(dataset))
+    set_up = (*fabric.setup(model, optimizer), fabric.setup_dataloaders(loader))
+    candidates["Fabric"] = lambda epoch: bare_epoch(
+        set_up[0], set_up[2], loss_fn, set_up[1], fabric.backward
     )
-    time.sleep(0.1)  # gloo's threads tidy up: once Python ends, that aborts (torch 2.13)
-    dist.destroy_process_group()
-    return ratios
+
+    model, _, loss_fn, optimizer = training(dataset, RandomSampler(dataset))
+    candidates["floor"] = lambda epoch: floor_epoch(model, dataset, loss_fn, optimizer)
+    return candidates
+
+
+def epoch_of(trainer):
+    """Returns a function that trains an epoch; stage 5 starts each at its first sample."""
+
+    def run_epoch(epoch):
+        trainer.samples_run = 0
+        trainer._run_epoch(epoch)
+
+    return run_epoch
 
 
 def main():
-    if "LOCAL_RANK" not in os.environ:
-        ratios = one_rank()
-        command = ["torchrun", "--standalone", "--nproc_per_node=2", __file__]
-    else:
-        ratios = two_ranks()
+    distributed = "LOCAL_RANK" in os.environ
+    if distributed:
+        dist.init_process_group("gloo")
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        ratios = compare(two_ranks() if distributed else one_rank())
     if os.environ.get("RANK", "0") == "0":
+        baseline = next(iter(ratios))
         for name, ratio in ratios.items():
-            print(f"{name:<50}{ratio:.3f}", flush=True)
-    if "LOCAL_RANK" not in os.environ:
-        sys.exit(subprocess.call(command))
+            print(f"{name:<36}{ratio:.3f} x {baseline}", flush=True)
+    if distributed:
+        time.sleep(0.1)  # as in multigpu.py
+        dist.destroy_process_group()
+    else:
+        sys.exit(subprocess.call(["torchrun", "--standalone", "--nproc_per_node=2", __file__]))
 
 
 if __name__ == "__main__":
