@@ -1,7 +1,7 @@
-"""How fast recipes/gpt.py learns and scales on this machine's CPU, one thread a rank: bench/gpt.py
+"""How fast recipes/gpt.py learns and scales on this machine's CPU, with one thread per rank
 
-First, two ranks train for two minutes: the held-out loss by time. Then one rank and two in turn,
-seven times: the ratio of their tokens a second.
+First, two ranks train for two minutes: the val loss by time. Then one rank and two in turn, seven
+times: the ratio of their tokens per second.
 """
 
 import os
@@ -33,21 +33,22 @@ def train(ranks, arguments):
             raise SystemExit("gpt.py failed")
 
 
-def speed(ranks):
-    """Returns the tokens a second of the second of two epochs."""
-    lines = [line for _, line in train(ranks, "2 2 --epoch_steps 20")]
+def tokens_per_second(ranks):
+    """Returns the tokens per second of the second of two epochs."""
+    lines = [line for _, line in train(ranks, "2 2 --steps_per_epoch 20")]
     return float(re.findall(r"(\S+) tokens/s", "\n".join(lines))[-1].replace(",", ""))
 
 
 def learn():
-    for seconds, line in train(2, "5 1 --epoch_steps 85"):
+    for seconds, line in train(2, "5 1 --steps_per_epoch 85"):
         print(f"{seconds:6.1f} s  {line}", flush=True)
 
 
 def scale():
     ratios = []
     for _ in range(7):
-        one, two = speed(1), speed(2)
+        one = tokens_per_second(1)
+        two = tokens_per_second(2)
         ratios.append(two / one)
         print(f"1 rank {one:,.0f} tokens/s, 2 ranks {two:,.0f}: {ratios[-1]:.2f} times", flush=True)
     print(f"median: {statistics.median(ratios):.2f} times")

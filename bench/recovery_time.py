@@ -1,6 +1,6 @@
-"""Seconds from the SIGKILL of one of three machines to the others' next optimizer step.
+"""Seconds from the SIGKILL of one of three nodes to the next optimizer step of the others.
 
-Both with torchrun's default settings and with those that README gives, in turn: recovery_time.py 10
+With torchrun's default settings and with those of docs/elastic_ddp.md, in turn: recovery_time.py 10
 """
 
 import os
@@ -18,22 +18,22 @@ from pathlib import Path
 from torch.distributed import TCPStore
 
 ROOT = Path(__file__).resolve().parent.parent
-FAST = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
-# All on this machine, which keeps the store, so that any of the three can go.
+FAST_CONF = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
+# The store is in this process, so that any of the three nodes can be killed.
 STORE = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
 
 
-class Machine:
+class Node:
     def __init__(self, folder, name, run, settings):
         (folder / name).mkdir()
         self.log = folder / name / "log"
-        self.mark = f"MACHINE={uuid.uuid4()}"
+        self.mark = f"NODE={uuid.uuid4()}"
         options = f"--nnodes=1:3 --nproc_per_node=1 --max-restarts=100 --rdzv_id={run}"
-        meet = f"--rdzv_backend=c10d --rdzv_endpoint=localhost:{STORE.port} {settings}"
-        script = f"{ROOT}/elastic_ddp.py 100000 100000 --save_steps 1"
+        rendezvous = f"--rdzv_backend=c10d --rdzv_endpoint=localhost:{STORE.port} {settings}"
+        script = f"{ROOT}/elastic_ddp.py 100000 100000 --save_every_steps 1"
         with self.log.open("w") as log:
             subprocess.Popen(
-                f"torchrun {options} {meet} {script}".split(),
+                f"torchrun {options} {rendezvous} {script}".split(),
                 cwd=folder / name,
                 env=os.environ
                 | {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -50,45 +50,48 @@ class Machine:
             except OSError:
                 continue
 
-    def trains(self, world_size):
-        """Returns whether its newest world is of this size, and rank 0, if here, has done steps."""
+    def progress(self, world_size):
+        """Returns whether its last world has this size, and whether rank 0 here has done steps."""
         tail = self.log.read_text().rpartition("\nrank ")[2]
         return f"of {world_size} starts" in tail, len(re.findall(r" samples \|", tail)) > 2
 
 
-def wait(machines, world_size, limit=300):
-    deadline = time.monotonic() + limit
+def wait(nodes, world_size, timeout_s=300):
+    deadline = time.monotonic() + timeout_s
     while True:
-        states = [machine.trains(world_size) for machine in machines]
-        if all(there for there, _ in states) and any(steps for _, steps in states):
+        states = [node.progress(world_size) for node in nodes]
+        if all(joined for joined, _ in states) and any(stepped for _, stepped in states):
             return
         if time.monotonic() > deadline:
-            sys.exit("recovery_time.py: no step within 300 s\n" + machines[0].log.read_text())
+            sys.exit("recovery_time.py: no step within 300 s\n" + nodes[0].log.read_text())
         time.sleep(0.02)
 
 
 def measure(settings):
     folder = Path(tempfile.mkdtemp())
     run = uuid.uuid4().hex
-    machines = [Machine(folder, name, run, settings) for name in "abc"]
+    nodes = [Node(folder, name, run, settings) for name in "abc"]
     try:
-        wait(machines, 3)
+        wait(nodes, 3)
         killed = time.monotonic()
-        machines.pop().kill()
-        wait(machines, 2)
+        nodes.pop().kill()
+        wait(nodes, 2)
         return time.monotonic() - killed
     finally:
-        for machine in machines:
-            machine.kill()
+        for node in nodes:
+            node.kill()
         shutil.rmtree(folder)
 
 
 def main():
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 10
-    kinds = {"torchrun's defaults": "", f"--rdzv_conf={FAST}": f"--rdzv_conf={FAST}"}
-    seconds = {name: [] for name in kinds}
+    settings_by_name = {
+        "torchrun's defaults": "",
+        f"--rdzv_conf={FAST_CONF}": f"--rdzv_conf={FAST_CONF}",
+    }
+    seconds = {name: [] for name in settings_by_name}
     for number in range(rounds):
-        for name, settings in kinds.items():
+        for name, settings in settings_by_name.items():
             if settings or number < max(1, rounds // 5):  # the defaults take minutes
                 seconds[name].append(measure(settings))
     for name, values in seconds.items():

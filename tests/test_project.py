@@ -114,7 +114,7 @@ def test_cascade_goes_round_a_conflict(copy):
     result = cascade(copy, "singlegpu.py")
     assert result.returncode == 1
     named = ["recipes/fsdp.py", "recipes/gpt.py"]
-    problems = [f"cascade: conflict in {name}: resolve the marked places\n" for name in named]
+    problems = [f"cascade: conflict in {name}: resolve the marked lines\n" for name in named]
     assert result.stderr == "".join(problems)
     scripts = [copy / s.file for s in steps.STEPS + steps.RECIPES if s.file not in named]
     assert all("lr=0.02" in script.read_text() for script in scripts)

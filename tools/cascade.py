@@ -44,7 +44,7 @@ def cascade(base):
         elif merge(base, step.file):
             problems += cascade(step.file)
         else:
-            problem = f"conflict in {step.file}: resolve the marked places"
+            problem = f"conflict in {step.file}: resolve the marked lines"
             if any(other.base == step.file for other in ALL):
                 problem += f", then go on with: make cascade FROM={step.file}"
             problems.append(problem)
