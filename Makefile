@@ -35,7 +35,7 @@ cascade: .venv/dev  ## carry an uncommitted edit of FROM=singlegpu.py down the c
 chaos: .venv/run  ## inject faults into a training on three nodes: make chaos FAULTS=20 SEED=1
 	python tools/chaos.py $(FAULTS) $(if $(SEED),--seed $(SEED))
 
-bench: .venv/bench  ## compare the speed with bare loops, Accelerate and Fabric
+bench: .venv/bench  ## compare the speed with a bare loop, raw DDP, Accelerate and Fabric
 	python bench/epoch_time.py
 
 .venv/bin/python:

@@ -138,7 +138,7 @@ class Trainer:
         loss = self.loss_fn(self.model(inputs), targets) * weight * dist.get_world_size()
         loss.backward()
         global_loss = loss.detach() / dist.get_world_size()
-        dist.all_reduce(global_loss)  # fails before the step if a peer is gone
+        dist.all_reduce(global_loss)  # with gloo, fails before the step if a peer is gone
         self.optimizer.step()
         total_loss = self.loss * self.samples_run + global_loss.item() * global_size
         self.samples_run += global_size
@@ -206,8 +206,8 @@ class Trainer:
         start_epoch = self.epochs_run
         total = self.args.total_epochs
         steps = len(self.train_loader)
-        where = f"{self.device} of {socket.gethostname()}"
-        self._log(f"{start_epoch} of {total} epochs done, {steps} steps each, on {where}")
+        location = f"{self.device} of {socket.gethostname()}"
+        self._log(f"{start_epoch} of {total} epochs done, {steps} steps each, on {location}")
         if start_epoch >= total:
             self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
         epochs = range(start_epoch, total)

@@ -94,8 +94,8 @@ def compare(candidates):
             seconds.append(0.0)
         for epoch in range(EPOCHS):
             # Turn by turn, each in every place: the machine's noise then hits all alike.
-            for place in range(len(times)):
-                name = list(times)[(place + epoch) % len(times)]
+            for offset in range(len(times)):
+                name = list(times)[(offset + epoch) % len(times)]
                 if dist.is_initialized():
                     dist.barrier()
                 start = time.perf_counter()
@@ -135,17 +135,17 @@ def two_ranks():
             candidates[f"{name.replace('.', '/')}.py"] = epoch_of(trainer)
 
     accelerator = Accelerator(cpu=True)
-    accelerate = training(dataset, RandomSampler(dataset))
-    model, loader, optimizer = accelerator.prepare(accelerate[0], accelerate[1], accelerate[3])
-    prepared = (model, loader, accelerate[2], optimizer, accelerator.backward)
-    candidates["Accelerate"] = lambda epoch: bare_epoch(*prepared)
+    model, loader, loss_fn, optimizer = training(dataset, RandomSampler(dataset))
+    prepared = accelerator.prepare(model, loader, loss_fn, optimizer)
+    candidates["Accelerate"] = lambda epoch: bare_epoch(*prepared, accelerator.backward)
 
     fabric = Fabric(accelerator="cpu", strategy="ddp", devices=dist.get_world_size())
     fabric.launch()
     model, loader, loss_fn, optimizer = training(dataset, RandomSampler(dataset))
-    set_up = (*fabric.setup(model, optimizer), fabric.setup_dataloaders(loader))
+    fabric_model, fabric_optimizer = fabric.setup(model, optimizer)
+    fabric_loader = fabric.setup_dataloaders(loader)
     candidates["Fabric"] = lambda epoch: bare_epoch(
-        set_up[0], set_up[2], loss_fn, set_up[1], fabric.backward
+        fabric_model, fabric_loader, loss_fn, fabric_optimizer, fabric.backward
     )
 
     model, _, loss_fn, optimizer = training(dataset, RandomSampler(dataset))

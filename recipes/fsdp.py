@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from tqdm import tqdm
 
 # For snapshots of whole tensors, in host memory, as if the model were not sharded.
-FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
+FULL_STATE_DICT = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 class ToyModel(nn.Module):
@@ -110,7 +110,9 @@ class Trainer:
         self.loss = total_loss.item() / len(self.train_loader.sampler)
 
     def _save_snapshot(self):
-        model_state, optimizer_state = get_state_dict(self.model, self.optimizer, options=FULL)
+        model_state, optimizer_state = get_state_dict(
+            self.model, self.optimizer, options=FULL_STATE_DICT
+        )
         if not self.is_main:
             return
         snapshot = {
@@ -134,14 +136,17 @@ class Trainer:
     def _load_snapshot(self, path):
         try:
             snapshot = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            if not snapshot["optimizer"]["state"].keys() <= snapshot["model"].keys():
+                raise ValueError("saved without FSDP")
+            self.epochs_run = snapshot["epochs_run"]
+            self._check_start_epoch()  # before set_state_dict, in which all ranks must take part
             set_state_dict(
                 self.model,
                 self.optimizer,
                 model_state_dict=snapshot["model"],
                 optim_state_dict=snapshot["optimizer"],
-                options=FULL,
+                options=FULL_STATE_DICT,
             )
-            self.epochs_run = snapshot["epochs_run"]
         except Exception as error:
             sys.exit(f"cannot load {path} ({error!r:.150}): move it, or set --snapshot_path")
 
@@ -154,8 +159,8 @@ class Trainer:
         start_epoch = self.epochs_run
         total = self.args.total_epochs
         steps = len(self.train_loader)
-        where = f"{self.device} of {socket.gethostname()}"
-        self._log(f"{start_epoch} of {total} epochs done, {steps} steps each, on {where}")
+        location = f"{self.device} of {socket.gethostname()}"
+        self._log(f"{start_epoch} of {total} epochs done, {steps} steps each, on {location}")
         if start_epoch >= total:
             self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
         epochs = range(start_epoch, total)
@@ -207,9 +212,9 @@ def main(local_rank, args):
     for module in (*model.children(), model):
         fully_shard(module)
     model.to_empty(device=device)  # memory for this rank's shards
-    weights = ToyModel().state_dict() if dist.get_rank() == 0 else {}  # whole in host memory
+    initial_state = ToyModel().state_dict() if dist.get_rank() == 0 else {}  # in host memory
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-    set_model_state_dict(model, weights, options=options)
+    set_model_state_dict(model, initial_state, options=options)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     loss_fn = nn.MSELoss()
     sampler = DistributedSampler(dataset, seed=args.seed)

@@ -118,7 +118,7 @@ class Trainer:
         self.args = args
         self.epochs_run = 0
         self.steps_per_epoch = min(args.steps_per_epoch, len(train_loader))
-        self.use_bfloat16 = device.type == "cuda" and torch.cuda.is_bf16_supported()
+        self.use_bfloat16 = device.type == "cuda" and torch.cuda.is_bf16_supported(False)
         if os.path.exists(args.snapshot_path):
             self._load_snapshot(args.snapshot_path)
         self._check_start_epoch()
@@ -224,8 +224,8 @@ class Trainer:
         start_epoch = self.epochs_run
         total = self.args.total_epochs
         steps = self.steps_per_epoch
-        where = f"{self.device} of {socket.gethostname()}"
-        self._log(f"{start_epoch} of {total} epochs done, {steps} steps each, on {where}")
+        location = f"{self.device} of {socket.gethostname()}"
+        self._log(f"{start_epoch} of {total} epochs done, {steps} steps each, on {location}")
         if start_epoch >= total:
             self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
         epochs = range(start_epoch, total)

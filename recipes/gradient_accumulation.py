@@ -148,8 +148,8 @@ class Trainer:
         start_epoch = self.epochs_run
         total = self.args.total_epochs
         steps = len(self.train_loader)
-        where = f"{self.device} of {socket.gethostname()}"
-        self._log(f"{start_epoch} of {total} epochs done, {steps} steps each, on {where}")
+        location = f"{self.device} of {socket.gethostname()}"
+        self._log(f"{start_epoch} of {total} epochs done, {steps} steps each, on {location}")
         if start_epoch >= total:
             self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
         epochs = range(start_epoch, total)

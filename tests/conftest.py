@@ -32,10 +32,10 @@ def cluster(shell):
 LONGEST = (
     "test_power_cut_as_documented",
     "test_make_run_trains_with_every_stage",
-    "test_machines_come_and_go",
+    "test_nodes_come_and_go",
     "test_job_files",
     "test_site_in_a_browser",
-    "test_they_do_not_meet",
+    "test_rendezvous_fails",
 )
 
 

@@ -8,10 +8,10 @@ import sys
 
 import torch
 
-FULL = 3000  # bytes: a limit on the size of files stands in for a full disk
+MAX_FILE_BYTES = 3000  # a limit on the size of files stands in for a full disk
 
 
-def run(script, arguments, variables, folder, log, is_full):
+def run(script, arguments, variables, folder, log, disk_is_full):
     """Runs a script in this process as `python script arguments` would in `folder`."""
     os.chdir(folder)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -22,9 +22,9 @@ def run(script, arguments, variables, folder, log, is_full):
     os.environ.clear()
     os.environ.update(variables)
     torch.set_num_threads(1)
-    if is_full:
-        most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-        resource.setrlimit(resource.RLIMIT_FSIZE, (FULL, most))
+    if disk_is_full:
+        hard_limit = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, hard_limit))
     sys.argv = [script, *arguments]
     sys.path[0] = os.path.dirname(script)
     try:

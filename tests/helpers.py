@@ -116,8 +116,8 @@ class Job:
 
     def __init__(self, command, folder, variables, **options):
         self.log = new_log(folder)
-        self.mark = f"TEST_JOB={uuid.uuid4()}"
-        variables = variables | dict([self.mark.split("=")])
+        self.marker = f"TEST_JOB={uuid.uuid4()}"
+        variables = variables | dict([self.marker.split("=")])
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 # The scripts are named in the commands as a reader names them, from the root.
@@ -191,7 +191,7 @@ class Job:
                 variables = environ.read_bytes().decode(errors="replace").split("\0")
             except OSError:
                 continue
-            if self.mark in variables:
+            if self.marker in variables:
                 found[int(environ.parent.name)] = dict(
                     v.split("=", 1) for v in variables if "=" in v
                 )
@@ -212,10 +212,12 @@ class Ranks(Job):
     is what the first optimizer of a process imports.
     """
 
-    forks = multiprocessing.get_context("forkserver")
-    forks.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed.checkpoint", "tqdm"])
+    fork_context = multiprocessing.get_context("forkserver")
+    fork_context.set_forkserver_preload(
+        ["torch", "torch._dynamo", "torch.distributed.checkpoint", "tqdm"]
+    )
 
-    def __init__(self, command, folders, variables, full):
+    def __init__(self, command, folders, variables, full_disk_folders):
         script, *arguments = command.split()
         self.folders = folders
         self.log = new_log(folders[0])
@@ -233,8 +235,15 @@ class Ranks(Job):
             }
             folder.mkdir(exist_ok=True)
             env = environment() | master | world | variables
-            args = (str(ROOT / script), arguments, env, folder, self.log, folder in full)
-            self.ranks.append(self.forks.Process(target=forked.run, args=args))
+            args = (
+                str(ROOT / script),
+                arguments,
+                env,
+                folder,
+                self.log,
+                folder in full_disk_folders,
+            )
+            self.ranks.append(self.fork_context.Process(target=forked.run, args=args))
             self.ranks[-1].start()
 
     def status(self):
@@ -262,18 +271,18 @@ class Shell:
         self.folder = folder
         self.jobs = []
 
-    def start(self, command, machine=".", **variables):
-        """Starts `command` in the folder of `machine`; machines share no files with one another."""
-        self.jobs.append(Job(command, self.folder / machine, variables))
+    def start(self, command, node=".", **variables):
+        """Starts `command` in the folder of `node`; nodes share no files with one another."""
+        self.jobs.append(Job(command, self.folder / node, variables))
         return self.jobs[-1]
 
     def ranks(self, command, world_size=1, **variables):
-        """Starts the ranks of a script in the folder of one machine, without torchrun."""
+        """Starts the ranks of a script on one node, without torchrun."""
         return self.ranks_on([self.folder] * world_size, command, **variables)
 
-    def ranks_on(self, folders, command, full=(), **variables):
-        """Starts a rank in each of the folders, equal ones are one machine; some may be full."""
-        self.jobs.append(Ranks(command, folders, variables, full))
+    def ranks_on(self, folders, command, full_disk_folders=(), **variables):
+        """Starts a rank in each of the folders, one per node; the disks of some may be full."""
+        self.jobs.append(Ranks(command, folders, variables, full_disk_folders))
         return self.jobs[-1]
 
     def run(self, command, **variables):

@@ -24,28 +24,28 @@ def main(kills):
     trainer._log = lambda message: None
     trainer.loss = 0.0
     trainer._save_snapshot()
-    loads, halves = 0, 0
+    loads, interrupted_writes = 0, 0
     random.seed(0)
     for _ in range(kills):
-        started, start = os.pipe()
+        read_fd, write_fd = os.pipe()
         child = os.fork()
         if child == 0:
             while True:
                 trainer.epochs_run += 1
                 trainer._save_snapshot()
-                os.write(start, b".")
-        os.read(started, 1)
+                os.write(write_fd, b".")
+        os.read(read_fd, 1)
         time.sleep(random.uniform(0, 0.02))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        os.close(started)
-        os.close(start)
-        halves += os.path.exists("snapshot.pt.tmp")
+        os.close(read_fd)
+        os.close(write_fd)
+        interrupted_writes += os.path.exists("snapshot.pt.tmp")
         before = trainer.epochs_run
         trainer._load_snapshot("snapshot.pt")  # ends the process with a message where it cannot
         loads += trainer.epochs_run > before
-    print(f"{kills} kills, {loads} snapshots that load, {halves} kills in the middle of a write")
-    assert halves > kills / 10, "the kills missed what they were to hit"
+    print(f"{kills} kills, {loads} snapshots that load, {interrupted_writes} interrupted writes")
+    assert interrupted_writes > kills / 10, "the kills missed what they were to hit"
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ def module(script):
     ],
 )
 def test_arguments(script, arguments, message, monkeypatch, capsys):
-    """Within this process, since importing torch 36 times over would take minutes."""
+    """Within this process, since importing torch a hundred times would take minutes."""
     monkeypatch.setattr(sys, "argv", [script, *arguments.split()])
     if script not in ("singlegpu.py", "multigpu.py"):
         monkeypatch.setenv("LOCAL_RANK", "0")
@@ -218,10 +218,10 @@ def test_finished_run_says_so(tmp_path, monkeypatch, capsys):
     before = (tmp_path / "snapshot.pt").stat().st_mtime_ns
     capsys.readouterr()
     singlegpu.main(singlegpu.parse_args())
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     message = documented_error(
         "nothing left to train: raise total_epochs, or set another --snapshot_path"
     )
     start = f"1 of 1 epochs done, 64 steps each, on cpu of {socket.gethostname()}"
-    assert said == f"{start}\n{message}\n"
+    assert output == f"{start}\n{message}\n"
     assert (tmp_path / "snapshot.pt").stat().st_mtime_ns == before

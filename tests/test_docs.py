@@ -245,7 +245,7 @@ def test_site_in_a_browser(site):
         page.on("console", lambda m: m.type == "error" and problems.append((name, m.text)))
         page.on("pageerror", lambda error: problems.append((name, str(error))))
         page.on("requestfailed", lambda r: problems.append((name, "failed", r.url)))
-        page.on("request", lambda r: here(r.url, address) or problems.append((name, r.url)))
+        page.on("request", lambda r: is_local_url(r.url, address) or problems.append((name, r.url)))
         for name in pages:
             page.goto(f"{address}/{name}")
             # A colour that is about to change has a contrast of its own.
@@ -288,7 +288,7 @@ def test_links_outside_the_site():
             assert (ROOT / link).exists(), f"{page.name}: {link} leads nowhere"
 
 
-def here(url, address):
+def is_local_url(url, address):
     return url.startswith((address, "data:", "blob:"))
 
 

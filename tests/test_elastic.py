@@ -28,19 +28,19 @@ SCRIPT = "elastic_ddp.py"
 @pytest.mark.parametrize("size", [2048, 2047])
 @pytest.mark.parametrize("batch_size", [64, 50])
 def test_samples_of_an_epoch(size, batch_size):
-    """From any sample on, any number of ranks share what is left of the epoch, in its order."""
+    """From any sample on, any number of ranks split what is left of the epoch, in its order."""
     order = torch.randperm(size, generator=torch.Generator().manual_seed(3)).tolist()
     for world_size in (1, 2, 3, 6):
         for samples_run in (0, batch_size, 1001, size):
-            shares = []
+            shards = []
             for rank in range(world_size):
                 sampler = elastic_ddp.ElasticBatchSampler(
                     [0] * size, batch_size, num_replicas=world_size, rank=rank
                 )
                 sampler.set_position(3, samples_run)
-                shares.append(list(sampler))
+                shards.append(list(sampler))
             sampled = []
-            for step in zip(*shares, strict=True):
+            for step in zip(*shards, strict=True):
                 left = min(batch_size, size - samples_run - len(sampled))
                 # A rank that has no share takes the batch's first sample; it weighs nothing.
                 step = [share for rank, share in enumerate(step) if rank < left]
@@ -50,11 +50,11 @@ def test_samples_of_an_epoch(size, batch_size):
             assert sampled == order[samples_run:]
 
 
-def zip_uneven(shares):
-    return [[s[n] for s in shares if n < len(s)] for n in range(max(map(len, shares)))]
+def zip_uneven(shards):
+    return [[s[n] for s in shards if n < len(s)] for n in range(max(map(len, shards)))]
 
 
-def test_uneven_shares(shell, ranks=3, size=2047, batch_size=50):
+def test_uneven_shards(shell, ranks=3, size=2047, batch_size=50):
     """50 samples are no multiple of 3, and the last batch has but 47."""
     setup = f"ToyDataset = script.ToyDataset\nscript.ToyDataset = lambda _: ToyDataset({size})"
     (shell.folder / "resized.py").write_text(patched(SCRIPT, setup))
@@ -71,7 +71,7 @@ def test_uneven_shares(shell, ranks=3, size=2047, batch_size=50):
 
 
 @pytest.fixture
-def double(shell):
+def float64_script(shell):
     """A copy of the script that calculates in float64, and a plain loop that does so, too.
 
     After some thousand steps float32's roundings would hide a fault's traces. A pause in each step
@@ -92,8 +92,8 @@ script.Trainer._run_batch = pause_and_run_batch
     torch.set_default_dtype(torch.float32)
 
 
-def elastic(shell, script, machine, port):
-    """Starts one of up to three machines by hand, set to notice a death within seconds."""
+def start_node(shell, script, node, port):
+    """Starts one of up to three nodes by hand, set to notice a death within seconds."""
     return shell.start(
         documented(
             "export OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= TORCH_CPP_LOG_LEVEL=ERROR\n"
@@ -109,11 +109,11 @@ def elastic(shell, script, machine, port):
                 f"{script} 100000 100000 --save_every_steps 5",
             ),
         ),
-        machine=machine,
+        node=node,
     )
 
 
-def trains(jobs, world_size):
+def wait_for_world(jobs, world_size):
     """Waits until all are in a world of this size, and some steps done."""
     start, deadline = f"of {world_size} starts", time.monotonic() + TIMEOUT_S
     while True:
@@ -129,10 +129,10 @@ def stop(*jobs):
     """Asserts that SIGTERM to torchrun ends every rank before it kills them, after 30 s."""
     for job in jobs:
         os.kill(job.torchrun(), signal.SIGTERM)
-    asked = time.monotonic()
+    signaled_at = time.monotonic()
     while any(job.workers() for job in jobs):
         time.sleep(0.05)
-    assert time.monotonic() < asked + 25, jobs[0].output
+    assert time.monotonic() < signaled_at + 25, jobs[0].output
     assert all(job.wait() != 0 for job in jobs)
 
 
@@ -148,16 +148,19 @@ def check_snapshot(path):
     return epochs, samples
 
 
-def test_machines_come_and_go(shell, double):
+def test_nodes_come_and_go(shell, float64_script):
     """Of three without a shared disk two die at once; two without any file come."""
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    a, b, c = (elastic(shell, double, name, store.port) for name in "abc")
-    trains([a, b, c], 3)
+    a, b, c = (start_node(shell, float64_script, name, store.port) for name in "abc")
+    wait_for_world([a, b, c], 3)
     b.end()
     c.end()
-    trains([a], 1)
-    jobs = [a, *(elastic(shell, double, name, store.port) for name in ("new-b", "new-c"))]
-    trains(jobs, 3)
+    wait_for_world([a], 1)
+    jobs = [
+        a,
+        *(start_node(shell, float64_script, name, store.port) for name in ("new-b", "new-c")),
+    ]
+    wait_for_world(jobs, 3)
     stop(*jobs)
     # No step was lost: where one snapshot ended the next world began, at the same sample or later.
     logged = [positions(job.output) for job in (a, b, c, *jobs[1:])]
@@ -193,10 +196,10 @@ def test_broken_snapshot_and_full_disk(shell, monkeypatch):
     good.parent.mkdir()
     arguments = ["singlegpu.py", "2", "2", "--batch_size", "64", "--snapshot_path", str(good)]
     monkeypatch.setattr(sys, "argv", arguments)
-    singlegpu.main(singlegpu.parse_args())  # any stage goes on from any other's
+    singlegpu.main(singlegpu.parse_args())  # any stage resumes from any other's
     bad.parent.mkdir()
     bad.write_bytes(good.read_bytes()[:700])
-    job = shell.ranks_on(folders, f"{SCRIPT} 3 1", full=folders[:1])
+    job = shell.ranks_on(folders, f"{SCRIPT} 3 1", full_disk_folders=folders[:1])
     assert job.wait() == 0, job.output
     full = "warning: cannot save snapshot.pt ([Errno 27] File too large): make room"
     warnings = [line for line in job.output.splitlines() if "warning" in line]

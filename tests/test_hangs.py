@@ -5,9 +5,9 @@ import torch.distributed as dist
 from helpers import documented, documented_error, needs_slurm
 
 # Two scripts that do no more than is needed here, since torch takes its time to start as it is.
-MEET = """import torch.distributed as dist
+INIT = """import torch.distributed as dist
 dist.init_process_group("gloo")
-print("met")
+print("initialized")
 """
 UNEVEN = """import torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -17,31 +17,31 @@ dist.barrier()
 """
 TWO_NODES = """
 source .venv/bin/activate
-export OMP_NUM_THREADS=1 PET_RDZV_BACKEND=c10d PET_RDZV_ID=by_hand PET_RDZV_ENDPOINT=node1:29400
+export OMP_NUM_THREADS=1 PET_RDZV_BACKEND=c10d PET_RDZV_ENDPOINT=node1:29400
 """
 
 
 @needs_slurm
-def test_they_do_not_meet(cluster, shell):
+def test_rendezvous_fails(cluster, shell):
     """A job file without srun; an endpoint that is another on each node; a firewall."""
-    (shell.folder / "meet").write_text(MEET)
+    (shell.folder / "init").write_text(INIT)
     (shell.folder / "wrong.sbatch").write_text(
         "#!/bin/bash\n"
         "#SBATCH --nodes=2 --gpus-per-node=1 --output=wrong.out\n"
         "source .venv/bin/activate\n"
-        "torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=$(hostname):29500 meet\n"
+        "torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=$(hostname):29500 init\n"
     )
     job = cluster(
         f"""{TWO_NODES}
         export PET_RDZV_CONF=join_timeout=6,read_timeout=3,timeout=3
         sbatch wrong.sbatch
         for node in node1 node2; do
-          PET_RDZV_ENDPOINT=localhost:29400 on $node torchrun --nnodes=2 meet >$node.out 2>&1 &
+          PET_RDZV_ENDPOINT=localhost:29400 on $node torchrun --nnodes=2 init >$node.out 2>&1 &
         done
         wait
         address=$({documented("getent hosts HOST", ("HOST", "node1"))} | cut -d " " -f 1)
         on node2 ip route add blackhole $address
-        on node2 torchrun --nnodes=2 meet >firewall.out 2>&1 || true
+        on node2 torchrun --nnodes=2 init >firewall.out 2>&1 || true
         """
     )
     job.wait()
@@ -59,8 +59,8 @@ def test_they_do_not_meet(cluster, shell):
 
 def test_rendezvous_forgotten(shell):
     """torchrun waits for the other node at a rendezvous of its own, by default for 15 minutes."""
-    (shell.folder / "meet").write_text(MEET)
-    job = shell.start("torchrun --nnodes=2 --rdzv_conf=timeout=2 meet")
+    (shell.folder / "init").write_text(INIT)
+    job = shell.start("torchrun --nnodes=2 --rdzv_conf=timeout=2 init")
     assert job.wait() == 1
     lines = job.output.splitlines()
     assert lines[-1].endswith(documented_error("waiting for clients. 1/2 clients joined."))
@@ -69,7 +69,7 @@ def test_rendezvous_forgotten(shell):
 @needs_slurm
 def test_every_node_calls_itself_loopback(cluster, shell):
     """They cannot find each other, until the interface is named."""
-    (shell.folder / "meet").write_text(MEET)
+    (shell.folder / "init").write_text(INIT)
     look = "; ".join(
         [
             documented("getent hosts $(hostname)"),
@@ -87,12 +87,12 @@ def test_every_node_calls_itself_loopback(cluster, shell):
           done
         }}
         both '{look}' look; wait
-        both 'torchrun --nnodes=2 meet' loopback
+        both 'torchrun --nnodes=2 init' loopback
         # One of the two may go on waiting, for half an hour.
         until grep -q "Gloo connectFullMesh failed" loopback-*; do sleep 0.1; done
         export GLOO_SOCKET_IFNAME=eth0 PET_RDZV_ENDPOINT=node1:29500
-        both 'torchrun --nnodes=2 meet' mended
-        until [ $(cat mended-* | grep -c met) = 2 ]; do sleep 0.1; done
+        both 'torchrun --nnodes=2 init' mended
+        until [ $(cat mended-* | grep -c initialized) = 2 ]; do sleep 0.1; done
         """
     )
     job.succeeds()
@@ -103,7 +103,7 @@ def test_every_node_calls_itself_loopback(cluster, shell):
     assert "127.0.1.1" in both("look") and "eth0" in both("look")
     assert documented_error("Gloo connectFullMesh failed") in both("loopback")
     assert documented_error("Connection refused, remote=[127.0.1.1]") in both("loopback")
-    assert both("mended").count("met\n") == 2
+    assert both("mended").count("initialized\n") == 2
 
 
 def test_no_such_interface(monkeypatch):

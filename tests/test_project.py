@@ -28,6 +28,10 @@ def test_steps_are_short(step):
         rows = (ROOT / "README.md").read_text().splitlines()
         row = next(row for row in rows if f"`{step.file}`" in row)
         assert row.endswith(f" {printed.strip()} |")
+    if step in steps.STEPS:
+        rows = (ROOT / "docs" / "index.md").read_text().splitlines()
+        row = next(row for row in rows if f"]({step.file.removesuffix('.py')}.md) |" in row)
+        assert row.endswith(f" {printed.strip()} |")
 
 
 def test_diff_as_shown():

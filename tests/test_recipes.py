@@ -61,12 +61,14 @@ def patch(shell, name, setup):
     return path
 
 
-def same(one, other):
+def equal_snapshots(one, other):
     """Tells whether two snapshots are equal, bit for bit."""
     if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all(
+            equal_snapshots(one[key], other[key]) for key in one
+        )
     if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
+        return len(one) == len(other) and all(map(equal_snapshots, one, other))
     return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
 
 
@@ -82,17 +84,17 @@ def test_killed_is_uninterrupted(shell, name):
     """Two ranks, killed in mid-epoch and started again, end with the snapshot of two left alone."""
     script = patch(shell, name, PAUSE + CHANGES.get(name, ""))
     command = f"{script} 6 3 {OPTIONS.get(name, '')} --snapshot_path"
-    straight = shell.ranks(f"{command} straight", 2)
+    uninterrupted = shell.ranks(f"{command} uninterrupted", 2)
     killed = shell.ranks(f"{command} killed", 2)
     killed.wait_for("epoch 3 |")
     killed.signal(signal.SIGKILL)
     assert killed.wait() == -signal.SIGKILL
     resumed = shell.ranks(f"{command} killed", 2).succeeds()
     assert "3 of 6 epochs done" in resumed
-    straight.succeeds()
-    one, other = (load(shell.folder / path) for path in ("straight", "killed"))
+    uninterrupted.succeeds()
+    one, other = (load(shell.folder / path) for path in ("uninterrupted", "killed"))
     assert one["epochs_run"] == 6
-    assert same(one, other)
+    assert equal_snapshots(one, other)
     if name == "recipes/mixed_precision.py":
         assert 1 < one["scaler"]["scale"] < 2**40  # it has left out steps
 
@@ -298,12 +300,12 @@ def test_sharded_takes_less_memory(shell):
         output = shell.ranks(f"{script} 1 1", 2).succeeds()
         peak[name] = int(re.search(r"rank 1 took (\d+)", output)[1])
     assert peak["recipes/fsdp.py"] < 0.6 * peak["multinode.py"], peak
-    weights = sum(i * o + o for i, o in [(10, 1536), *[(1536, 1536)] * 7, (1536, 5)])
+    num_params = sum(i * o + o for i, o in [(10, 1536), *[(1536, 1536)] * 7, (1536, 5)])
     lines = re.findall(r"holds (\S+) of ([\d,]+) bytes of weights", output)
     assert len(lines) == 2
     for local_bytes, total_bytes in lines:
-        assert int(total_bytes.replace(",", "")) == 4 * weights
-        assert int(local_bytes.replace(",", "")) < 0.6 * 4 * weights
+        assert int(total_bytes.replace(",", "")) == 4 * num_params
+        assert int(local_bytes.replace(",", "")) < 0.6 * 4 * num_params
 
 
 def test_gpt_learns_a_text(shell):
@@ -321,17 +323,17 @@ def test_gpt_learns_a_text(shell):
     assert "bottles" in output.rpartition("MFU")[2]
     # Each layer's 12 width^2 weights, biases, norms; both ends share the bytes' 256 x width.
     model = recipes.gpt.GPT(1, 1, 32)
-    weights = sum(p.numel() for p in model.parameters()) - 32 * 64
-    assert 256 * 64 + 12 * 64**2 < weights < 256 * 64 + 12 * 64**2 + 20 * 64
+    num_params = sum(p.numel() for p in model.parameters()) - 32 * 64
+    assert 256 * 64 + 12 * 64**2 < num_params < 256 * 64 + 12 * 64**2 + 20 * 64
     tokens_per_second = float(lines[-1][1].replace(",", ""))
-    mfu = tokens_per_second * (6 * weights + 12 * 64 * 32) / 2 / 0.1e12
+    mfu = tokens_per_second * (6 * num_params + 12 * 64 * 32) / 2 / 0.1e12
     assert float(lines[-1][2]) / 100 == pytest.approx(mfu, abs=1e-3)
     # The last snapshot's loss on the last 64 KiB, computed here.
     model.load_state_dict(load(shell.folder / "snapshot.pt")["model"])
     text = torch.tensor(list((shell.folder / "song.txt").read_bytes()[-65536:]))
-    windows = text[: 2047 * 32].view(2047, 32), text[1 : 2047 * 32 + 1].view(2047, 32)
+    chunks = text[: 2047 * 32].view(2047, 32), text[1 : 2047 * 32 + 1].view(2047, 32)
     with torch.no_grad():
-        loss = functional.cross_entropy(model(windows[0]).flatten(0, 1), windows[1].flatten())
+        loss = functional.cross_entropy(model(chunks[0]).flatten(0, 1), chunks[1].flatten())
     assert float(lines[-1][0]) == pytest.approx(loss.item(), rel=1e-3)
 
 
@@ -372,7 +374,9 @@ def test_what_is_no_snapshot(shell, name):
 
 @pytest.mark.parametrize("name", ["recipes/mixed_precision.py", "recipes/fsdp.py"])
 def test_full_disk(shell, name):
-    job = shell.ranks_on([shell.folder], f"{name} 1 --snapshot_path s", full=[shell.folder])
+    job = shell.ranks_on(
+        [shell.folder], f"{name} 1 --snapshot_path s", full_disk_folders=[shell.folder]
+    )
     job.fails("cannot save s ([Errno 27] File too large): disk full, or in use by another run?")
 
 
@@ -395,7 +399,7 @@ def test_carried_into_ones_own_script(shell):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", NAMES)
 def test_recipe_on_a_gpu(shell, name):
-    """NCCL, autocast, the scaler, and the compiler: no warning, and it goes on."""
+    """NCCL, autocast, the scaler, and the compiler: no warning, and it resumes."""
     ranks = min(torch.cuda.device_count(), 2)
     launch = f"torchrun --standalone --nproc_per_node={ranks}"
     command = f"{launch} {name} {{}} 1 {OPTIONS.get(name, '')}"

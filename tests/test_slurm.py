@@ -92,15 +92,17 @@ def test_two_at_once(shell):
         leftovers.check(*jobs)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_stopped_in_the_middle(shell, number):
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_stopped_in_the_middle(shell, signum):
     leftovers = Leftovers(shell)
     # A shell that started the tests in the background made them, and all below, ignore Ctrl-C.
-    heed = "env --default-signal=INT"
-    command = f"exec {heed} {ROOT}/slurm/pocket-cluster bash -c 'srun hostname; sleep 1000'"
+    default_sigint = "env --default-signal=INT"
+    command = (
+        f"exec {default_sigint} {ROOT}/slurm/pocket-cluster bash -c 'srun hostname; sleep 1000'"
+    )
     job = shell.start(command, **leftovers.variables)
     job.wait_for("node1")
-    os.kill(job.process.pid, number)
+    os.kill(job.process.pid, signum)
     assert job.wait() != 0
     leftovers.check(job)
 
@@ -296,9 +298,9 @@ def test_power_cut_as_documented(cluster, shell):
     )
     job = shell.start(f"{documented('slurm/pocket-cluster -n 3')} <typed")
     assert job.wait() == 0, job.output
-    lives = log(shell.folder, "elastic_ddp").split("attempt 1 on ")[1:]
-    assert len(lives) == 2
-    before, after = (re.findall(r"epoch (\d+) \+ (\d+) samples", life) for life in lives)
+    runs = log(shell.folder, "elastic_ddp").split("attempt 1 on ")[1:]
+    assert len(runs) == 2
+    before, after = (re.findall(r"epoch (\d+) \+ (\d+) samples", life) for life in runs)
     before, after = ([tuple(map(int, found)) for found in life] for life in (before, after))
     assert after == sorted(after) and after[0] >= max(before) and after[-1] == (16, 0)
     weights, _, losses = reference_run(16, 64)

@@ -31,7 +31,7 @@ def reference():
 
 
 def test_interrupted_is_uninterrupted_in_every_stage(shell, monkeypatch):
-    """Each stage goes on from the snapshot of the one before, bit for bit like one plain loop."""
+    """Each stage resumes from the snapshot of the one before, bit for bit like one plain loop."""
     snapshot = shell.folder / "snapshot.pt"
     for epochs, script in enumerate(SCRIPTS[:4], 1):
         workers = epochs // 4  # the last time with a worker process for the data
@@ -141,13 +141,14 @@ def test_bar_on_a_terminal(tmp_path):
     command = [sys.executable, ROOT / "singlegpu.py", "3", "2"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=end, stderr=end) as process:
         os.close(end)
-        shown = b""
+        terminal_output = b""
         while chunk := read(terminal):
-            shown += chunk
+            terminal_output += chunk
     os.close(terminal)
     assert process.returncode == 0
-    assert b"3/3" in shown and b"epoch/s" in shown and b"loss=" in shown
-    assert b"saved snapshot.pt\r\n" in shown
+    assert b"3/3" in terminal_output and b"epoch/s" in terminal_output
+    assert b"loss=" in terminal_output
+    assert b"saved snapshot.pt\r\n" in terminal_output
 
 
 def read(terminal):

@@ -46,7 +46,7 @@ def cascade(base):
         else:
             problem = f"conflict in {step.file}: resolve the marked lines"
             if any(other.base == step.file for other in ALL):
-                problem += f", then go on with: make cascade FROM={step.file}"
+                problem += f", then run: make cascade FROM={step.file}"
             problems.append(problem)
     return problems
 

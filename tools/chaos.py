@@ -2,9 +2,9 @@
 
 Starts slurm/elastic_ddp.sbatch on a pocket cluster, without a shared disk, and injects so many
 faults, each of a random type, on a random node, at a random moment, half of them before the job is
-up again. Every type comes once before one comes again. At the end: has the job ever resumed behind
-a snapshot that it had logged, and are its weights those of singlegpu.py, which nothing disturbs?
-Both compute in float64, since in float32 the rounding of so many steps would hide a fault's traces.
+up again. Every type comes once before one comes again. At the end: did the job ever resume from an
+older snapshot than it had logged, and are its weights those of singlegpu.py, undisturbed? Both
+compute in float64, since in float32 the rounding of so many steps would hide a fault's traces.
 """
 
 import argparse
@@ -34,8 +34,8 @@ def run(*command):
 
 def kill(node, mark="SLURM_STEP_ID=", signum=signal.SIGKILL):
     """Signals the node's processes that have `mark` in their environment or command line."""
-    keeper = (Path(shutil.which("on")).parent.parent / node / "pid").read_text().strip()
-    network = os.stat(f"/proc/{keeper}/ns/net").st_ino
+    init_pid = (Path(shutil.which("on")).parent.parent / node / "pid").read_text().strip()
+    network = os.stat(f"/proc/{init_pid}/ns/net").st_ino
     for process in Path("/proc").glob("[0-9]*"):
         try:
             text = (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
@@ -75,7 +75,7 @@ def sigterm(node, job):
     kill(node, signum=signal.SIGTERM)
 
 
-def half_a_snapshot(node, job):
+def truncated_snapshot(node, job):
     """snapshot cut short, then torchrun and its ranks killed"""
     run("on", node, "truncate", "--size=1K", SNAPSHOT)
     kill(node)
@@ -88,7 +88,7 @@ def network_outage(node, job):
     run("ip", "link", "set", node, "up")
 
 
-def power(node, job):
+def power_cut(node, job):
     """power cut for 5 seconds"""
     run("power", "off", node)
     time.sleep(5)
@@ -114,9 +114,9 @@ FAULT_TYPES = {
         crash_of_rank,
         crash_of_store,
         sigterm,
-        half_a_snapshot,
+        truncated_snapshot,
         network_outage,
-        power,
+        power_cut,
         requeue,
         preemption,
     )
@@ -126,15 +126,15 @@ FAULT_TYPES = {
 class ChaosRun:
     def __init__(self, args):
         self.args = args
-        self.started, self.hurried = time.monotonic(), -math.inf
+        self.started, self.last_rescheduled = time.monotonic(), -math.inf
         epochs = f"{args.epochs} {args.epochs}"
         command = f"--gpus-per-node=1 slurm/elastic_ddp.sbatch {epochs}"
         command += f" --save_every_steps 16 --snapshot_path {SNAPSHOT}"
-        self.say(f"$ sbatch {command}")
+        self.log_event(f"$ sbatch {command}")
         self.job = run("sbatch", "--parsable", *command.split()).strip()
         self.log = Path(f"elastic_ddp-{self.job}.out")
 
-    def say(self, text):
+    def log_event(self, text):
         print(f"{time.monotonic() - self.started:5.0f} s  {text}", flush=True)
 
     def running(self):
@@ -144,9 +144,9 @@ class ChaosRun:
         if answer.returncode:  # a controller that is too busy to answer is no end of the job
             return "Invalid job id" not in answer.stderr
         state = answer.stdout.split()
-        if state == ["PENDING", "BeginTime"] and time.monotonic() > self.hurried + 10:
+        if state == ["PENDING", "BeginTime"] and time.monotonic() > self.last_rescheduled + 10:
             run("scontrol", "update", f"JobId={self.job}", "StartTime=now+3")
-            self.hurried = time.monotonic()
+            self.last_rescheduled = time.monotonic()
         return bool(state)
 
     def read(self):
@@ -189,10 +189,10 @@ class ChaosRun:
             node = rng.choice(NODES)
             if not self.running():
                 break
-            self.say(f"{node}: {fault.__doc__}, {self.position()}")
+            self.log_event(f"{node}: {fault.__doc__}, {self.position()}")
             fault(node, self.job)
             injected[fault.__name__] += 1
-        self.say("all faults are injected")
+        self.log_event("all faults are injected")
         self.wait()
         return injected
 
@@ -225,26 +225,28 @@ def inside(args):
     chaos = ChaosRun(args)
     faults = chaos.inject_faults()
     state = re.search(r"JobState=(\w+)", run("scontrol", "show", "job", chaos.job))[1]
-    chaos.say(f"job {state} {chaos.position()}; the same without faults ...")
+    chaos.log_event(f"job {state} {chaos.position()}; the same without faults ...")
     epochs = [str(args.epochs)] * 2
     run(
         sys.executable,
         "singlegpu.py",
         *epochs,
         "--batch_size=64",
-        "--snapshot_path=plain.pt",
+        "--snapshot_path=reference.pt",
     )
-    weights, plain = newest_snapshot()["model"], torch.load("plain.pt", weights_only=True)["model"]
-    max_abs_diff = max((weights[name] - plain[name]).abs().max().item() for name in plain)
-    print(*(f"{number} x {FAULT_TYPES[name].__doc__}" for name, number in faults.items()), sep="\n")
-    good = state == "COMPLETED" and max_abs_diff < 1e-9 and faults.total() == args.faults
-    if chaos.positions() != sorted(chaos.positions()):
-        good = print("BAD: it resumed behind a snapshot")
-    print(
-        f"{faults.total()} of {args.faults} faults, seed {args.seed}: job {state}, largest", end=" "
-    )
-    print(f"difference of a weight {max_abs_diff:.2g}: {'good' if good else 'BAD'}")
-    sys.exit(not good)
+    weights = newest_snapshot()["model"]
+    reference = torch.load("reference.pt", weights_only=True)["model"]
+    max_abs_diff = max((weights[name] - reference[name]).abs().max().item() for name in reference)
+    for name, count in faults.items():
+        print(f"{count} x {FAULT_TYPES[name].__doc__}")
+    never_older = chaos.positions() == sorted(chaos.positions())
+    if not never_older:
+        print("BAD: it resumed from an older snapshot")
+    complete = state == "COMPLETED" and faults.total() == args.faults
+    passed = complete and never_older and max_abs_diff < 1e-9
+    print(f"{faults.total()} of {args.faults} faults, seed {args.seed}: job {state}, largest")
+    print(f"difference of a weight {max_abs_diff:.2g}: {'good' if passed else 'BAD'}")
+    sys.exit(not passed)
 
 
 def main():

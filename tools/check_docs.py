@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from fences import SHOWN, block, changed_units
+from fences import DOCUMENTED, block, changed_units
 from steps import ALL, ROOT, STEPS
 
 COG = re.compile(r'<!-- \[\[\[cog fence\("(.+)", "(.+)"\) \]\]\] -->')
@@ -76,7 +76,7 @@ def check_blocks(blocks):
                 f"{found.where}: {name} of {file} stands at {first[found.unit]} already"
             )
         first.setdefault(found.unit, found.where)
-    for step in SHOWN:
+    for step in DOCUMENTED:
         for name in changed_units(step):
             if (step.file, name) not in first:
                 problems.append(

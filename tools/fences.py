@@ -14,7 +14,7 @@ import re
 from steps import ALL, JOB_STEPS, ROOT, STEPS, Step
 
 START = [Step(None, base, 0, "the start") for base in (STEPS[0].base, JOB_STEPS[0].base)]
-SHOWN = START + ALL
+DOCUMENTED = START + ALL
 MAX_UNIT_LINES = 50  # a class up to this length is one unit
 CONTEXT_LINES = 2  # unchanged ones around a changed one
 
@@ -96,15 +96,15 @@ def changed_units(step):
 
 def block(file, unit):
     """Returns the Markdown of the block of one unit of the step to `file`."""
-    step = next((step for step in SHOWN if step.file == file), None)
+    step = next((step for step in DOCUMENTED if step.file == file), None)
     if step is None:
         raise ValueError(f"no step leads to {file!r}: see tools/steps.py")
-    shown = changed_units(step)
-    if unit not in shown:
-        raise ValueError(f"the step to {file} changes no {unit!r}, but {', '.join(shown)}")
+    changed = changed_units(step)
+    if unit not in changed:
+        raise ValueError(f"the step to {file} changes no {unit!r}, but {', '.join(changed)}")
     code = "python" if file.endswith(".py") else "bash"
     language = f'diff lang="{code}"' if step.base else code
-    return "\n".join(["```" + language, *shown[unit], "```"])
+    return "\n".join(["```" + language, *changed[unit], "```"])
 
 
 def fence(file, unit):
