@@ -257,6 +257,17 @@ def test_sharded_is_as_replicated(shell):
     assert "3 of 6 epochs done" in output
 
 
+def test_sharded_needs_its_own_snapshot_on_all_nodes(shell):
+    """The ranks compare their epochs before they load, since loading takes all of them."""
+    folders = [shell.folder / "a", shell.folder / "b"]
+    shell.ranks_on(folders[:1], "recipes/fsdp.py 2").succeeds()
+    job = shell.ranks_on(folders, "recipes/fsdp.py 4")
+    job.fails("ranks start at epochs [2, 0]: share the disk, or copy the snapshot")
+    shell.ranks_on(folders[1:], "multinode.py 2").succeeds()
+    job = shell.ranks_on(folders[1:], "recipes/fsdp.py 4")
+    job.fails("cannot load snapshot.pt (ValueError('saved without FSDP')): move it, or set")
+
+
 DEEP = """
 import ctypes
 
