@@ -77,12 +77,13 @@ class ElasticBatchSampler(DistributedSampler):
         order = torch.randperm(len(self.dataset), generator=generator).tolist()
         for start in range(self.samples_run, len(order), self.global_batch_size):
             global_batch = order[start : start + self.global_batch_size]
+            part = global_batch[self.rank :: self.num_replicas]
             # A rank without a part takes any sample, since all must do the step; its weight is 0.
-            yield global_batch[self.rank :: self.num_replicas] or global_batch[:1]
+            yield part or global_batch[:1]
 
 
 class Trainer:
-    """Trains `model`, already on `device`, for `args.total_epochs`, from the snapshot on if any.
+    """Trains `model`, already on `device`, up to `args.total_epochs`; resumes from any snapshot.
 
     A snapshot holds all that is needed to resume: the state_dicts of `model` and `optimizer`, and
     `epochs_run`, the number of completed epochs and so the index of the next one. `samples_run`
@@ -97,15 +98,15 @@ class Trainer:
         self.device = device
         self.args = args
         self.epochs_run = 0
-        self.samples_run = 0
         self.loss = 0.0
+        self.samples_run = 0
         self.last_saved = None
         self.stop_requested = False
         if os.path.exists(args.snapshot_path):
             self._load_snapshot(args.snapshot_path)
         self._sync_weights()
         self.model = nn.parallel.DistributedDataParallel(model)  # no device_ids: we move the inputs
-        self.is_main = os.environ["RANK"] == "0"  # this process logs and saves
+        self.is_main = dist.get_rank() == 0  # this process logs and saves
         self._save_snapshot()
         atexit.register(self._save_snapshot)  # however Python ends, the last complete step is kept
         for signum in (signal.SIGINT, signal.SIGTERM):
@@ -132,7 +133,8 @@ class Trainer:
     def _run_batch(self, inputs, targets):
         samples_left = len(self.train_loader.dataset) - self.samples_run
         global_size = min(self.args.batch_size, samples_left)
-        weight = len(range(dist.get_rank(), global_size, dist.get_world_size())) / global_size
+        local_size = len(range(dist.get_rank(), global_size, dist.get_world_size()))
+        weight = local_size / global_size
         self.optimizer.zero_grad()
         # DDP will divide the sum of the ranks' gradients by the world size.
         loss = self.loss_fn(self.model(inputs), targets) * weight * dist.get_world_size()
@@ -176,14 +178,14 @@ class Trainer:
                 torch.save(snapshot, file)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(tmp_path, path)  # in one move: `path` is a whole snapshot at any time
+            os.replace(tmp_path, path)  # atomic: `path` is always a complete snapshot
         except (OSError, RuntimeError) as error:
             reason = error.__context__ or error  # torch.save wraps the error of a full disk
             print(f"warning: cannot save {path} ({reason}): make room", file=sys.stderr)
             return
         self.last_saved = position
-        done = f"epoch {self.epochs_run} + {self.samples_run} samples"
-        self._log(f"{done} | loss {self.loss:.7g} | saved {path}")
+        position_text = f"epoch {self.epochs_run} + {self.samples_run} samples"
+        self._log(f"{position_text} | loss {self.loss:.7g} | saved {path}")
 
     def _load_snapshot(self, path):
         try:
@@ -211,7 +213,7 @@ class Trainer:
         if start_epoch >= total:
             self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
         epochs = range(start_epoch, total)
-        disable = None if self.is_main else True  # None: draw the bar on a terminal only
+        disable = None if self.is_main else True  # None: if the output is not a terminal
         progress = tqdm(epochs, initial=start_epoch, total=total, unit="epoch", disable=disable)
         for epoch in progress:
             self._run_epoch(epoch)
@@ -228,7 +230,7 @@ def parse_args():
     parser.add_argument("save_every", nargs="?", type=int, default=10, help="in epochs")
     parser.add_argument("--save_every_steps", type=int, default=100, help="within an epoch")
     parser.add_argument("--batch_size", type=int, default=64, help="of all devices together")
-    parser.add_argument("--num_workers", type=int, default=0, help="that load data, per device")
+    parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
     parser.add_argument("--snapshot_path", default="snapshot.pt")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
@@ -238,20 +240,21 @@ def parse_args():
         parser.error("epochs, intervals and --batch_size must be 1 or more")
     if args.num_workers < 0:
         parser.error("--num_workers must be 0 or more")
-    folder = os.path.dirname(os.path.abspath(args.snapshot_path))
-    if not os.access(folder, os.W_OK):
-        parser.error(f"cannot write into {folder}: create it, or set --snapshot_path")
+    snapshot_dir = os.path.dirname(os.path.abspath(args.snapshot_path))
+    if not os.access(snapshot_dir, os.W_OK):
+        parser.error(f"cannot write into {snapshot_dir}: create it, or set --snapshot_path")
     return args
 
 
-@record  # torchrun then shows the first exception of any rank
+@record  # torchrun then shows the traceback of the rank that failed first
 def main(local_rank, args):
     sys.stdout.reconfigure(line_buffering=True)  # so that log files show each line at once
-    dist.init_process_group(timeout=timedelta(seconds=30))  # until a node that is cut off is missed
     if torch.cuda.is_available():
         if local_rank >= torch.cuda.device_count():
             sys.exit(f"{socket.gethostname()} has too few GPUs: lower --nproc_per_node")
-        torch.cuda.set_device(local_rank)
+        torch.cuda.set_device(local_rank)  # stands in for device_id, which CPUs have not
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(seconds=30))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     print(f"rank {dist.get_rank()} of {dist.get_world_size()} starts on {socket.gethostname()}")
     torch.manual_seed(args.seed)
@@ -268,7 +271,7 @@ def main(local_rank, args):
         pin_memory=device.type == "cuda",
     )
     Trainer(model, train_loader, loss_fn, optimizer, device, args).train()
-    time.sleep(0.1)  # CPU only: gloo's threads must end before Python does (pytorch#190489)
+    time.sleep(0.1)  # CPU only: gloo's threads finish before Python exits (pytorch#190489)
     dist.destroy_process_group()
 
 

@@ -49,7 +49,7 @@ class ToyDataset(Dataset):
 
 
 class Trainer:
-    """Trains `model`, already on `device`, for `args.total_epochs`, from the snapshot on if any.
+    """Trains `model`, already on `device`, up to `args.total_epochs`; resumes from any snapshot.
 
     A snapshot holds all that is needed to resume: the state_dicts of `model` and `optimizer`, and
     `epochs_run`, the number of completed epochs and so the index of the next one.
@@ -63,6 +63,7 @@ class Trainer:
         self.device = device
         self.args = args
         self.epochs_run = 0
+        self.loss = 0.0
         if os.path.exists(args.snapshot_path):
             self._load_snapshot(args.snapshot_path)
         self.model = nn.parallel.DistributedDataParallel(model)  # no device_ids: we move the inputs
@@ -104,7 +105,7 @@ class Trainer:
                 torch.save(snapshot, file)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(tmp_path, path)  # in one move: `path` is a whole snapshot at any time
+            os.replace(tmp_path, path)  # atomic: `path` is always a complete snapshot
         except (OSError, RuntimeError) as error:
             reason = error.__context__ or error  # torch.save wraps the error of a full disk
             sys.exit(f"cannot save {path} ({reason}): disk full, or in use by another run?")
@@ -133,7 +134,7 @@ class Trainer:
         if start_epoch >= total:
             self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
         epochs = range(start_epoch, total)
-        disable = None if self.is_main else True  # None: draw the bar on a terminal only
+        disable = None if self.is_main else True  # None: if the output is not a terminal
         progress = tqdm(epochs, initial=start_epoch, total=total, unit="epoch", disable=disable)
         for epoch in progress:
             self._run_epoch(epoch)
@@ -148,7 +149,7 @@ def parse_args():
     parser.add_argument("total_epochs", nargs="?", type=int, default=50)
     parser.add_argument("save_every", nargs="?", type=int, default=10, help="in epochs")
     parser.add_argument("--batch_size", type=int, default=32, help="per device")
-    parser.add_argument("--num_workers", type=int, default=0, help="that load data, per device")
+    parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
     parser.add_argument("--snapshot_path", default="snapshot.pt")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
@@ -156,18 +157,18 @@ def parse_args():
         parser.error("total_epochs, save_every and --batch_size must be 1 or more")
     if args.num_workers < 0:
         parser.error("--num_workers must be 0 or more")
-    folder = os.path.dirname(os.path.abspath(args.snapshot_path))
-    if not os.access(folder, os.W_OK):
-        parser.error(f"cannot write into {folder}: create it, or set --snapshot_path")
+    snapshot_dir = os.path.dirname(os.path.abspath(args.snapshot_path))
+    if not os.access(snapshot_dir, os.W_OK):
+        parser.error(f"cannot write into {snapshot_dir}: create it, or set --snapshot_path")
     return args
 
 
 def main(local_rank, args):
     sys.stdout.reconfigure(line_buffering=True)  # so that log files show each line at once
-    os.environ.update(RANK=str(local_rank), LOCAL_RANK=str(local_rank))
-    dist.init_process_group()  # NCCL for GPUs, gloo for CPUs; no device_id, since CPUs have none
+    os.environ.update(RANK=str(local_rank), LOCAL_RANK=str(local_rank))  # on one machine the same
     if torch.cuda.is_available():
-        torch.cuda.set_device(local_rank)
+        torch.cuda.set_device(local_rank)  # stands in for device_id, which CPUs have not
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(args.seed)
     dataset = ToyDataset(2048)
@@ -184,7 +185,7 @@ def main(local_rank, args):
         pin_memory=device.type == "cuda",
     )
     Trainer(model, train_loader, loss_fn, optimizer, device, args).train()
-    time.sleep(0.1)  # CPU only: gloo's threads must end before Python does (pytorch#190489)
+    time.sleep(0.1)  # CPU only: gloo's threads finish before Python exits (pytorch#190489)
     dist.destroy_process_group()
 
 
@@ -192,9 +193,9 @@ if __name__ == "__main__":
     args = parse_args()
     world_size = torch.cuda.device_count() or 2  # on a machine without GPUs, two CPU processes
     with socket.create_server(("localhost", 0)) as server:
-        port = server.getsockname()[1]  # a free one
+        port = server.getsockname()[1]  # any free port
     os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port), WORLD_SIZE=str(world_size))
     try:
         mp.spawn(main, args=(args,), nprocs=world_size)
     except mp.ProcessExitedException as error:
-        sys.exit(error.exit_code)  # that process has printed why
+        sys.exit(str(error))  # names the exit code or signal, without another traceback

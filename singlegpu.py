@@ -46,7 +46,7 @@ class ToyDataset(Dataset):
 
 
 class Trainer:
-    """Trains `model`, already on `device`, for `args.total_epochs`, from the snapshot on if any.
+    """Trains `model`, already on `device`, up to `args.total_epochs`; resumes from any snapshot.
 
     A snapshot holds all that is needed to resume: the state_dicts of `model` and `optimizer`, and
     `epochs_run`, the number of completed epochs and so the index of the next one.
@@ -60,6 +60,7 @@ class Trainer:
         self.device = device
         self.args = args
         self.epochs_run = 0
+        self.loss = 0.0
         if os.path.exists(args.snapshot_path):
             self._load_snapshot(args.snapshot_path)
 
@@ -95,7 +96,7 @@ class Trainer:
                 torch.save(snapshot, file)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(tmp_path, path)  # in one move: `path` is a whole snapshot at any time
+            os.replace(tmp_path, path)  # atomic: `path` is always a complete snapshot
         except (OSError, RuntimeError) as error:
             reason = error.__context__ or error  # torch.save wraps the error of a full disk
             sys.exit(f"cannot save {path} ({reason}): disk full, or in use by another run?")
@@ -122,7 +123,7 @@ class Trainer:
         if start_epoch >= total:
             self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
         epochs = range(start_epoch, total)
-        disable = None  # draw the bar on a terminal only
+        disable = None  # tqdm: if the output is not a terminal
         progress = tqdm(epochs, initial=start_epoch, total=total, unit="epoch", disable=disable)
         for epoch in progress:
             self._run_epoch(epoch)
@@ -137,7 +138,7 @@ def parse_args():
     parser.add_argument("total_epochs", nargs="?", type=int, default=50)
     parser.add_argument("save_every", nargs="?", type=int, default=10, help="in epochs")
     parser.add_argument("--batch_size", type=int, default=32, help="per device")
-    parser.add_argument("--num_workers", type=int, default=0, help="that load data, per device")
+    parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
     parser.add_argument("--snapshot_path", default="snapshot.pt")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
@@ -145,9 +146,9 @@ def parse_args():
         parser.error("total_epochs, save_every and --batch_size must be 1 or more")
     if args.num_workers < 0:
         parser.error("--num_workers must be 0 or more")
-    folder = os.path.dirname(os.path.abspath(args.snapshot_path))
-    if not os.access(folder, os.W_OK):
-        parser.error(f"cannot write into {folder}: create it, or set --snapshot_path")
+    snapshot_dir = os.path.dirname(os.path.abspath(args.snapshot_path))
+    if not os.access(snapshot_dir, os.W_OK):
+        parser.error(f"cannot write into {snapshot_dir}: create it, or set --snapshot_path")
     return args
 
 
@@ -159,7 +160,7 @@ def main(args):
     model = ToyModel().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     loss_fn = nn.MSELoss()
-    sampler = RandomSampler(dataset, generator=torch.Generator())
+    sampler = RandomSampler(dataset, generator=torch.Generator())  # seeded in _run_epoch
     train_loader = DataLoader(
         dataset,
         args.batch_size,

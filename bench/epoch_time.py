@@ -47,7 +47,7 @@ def build(name, arguments, *ranks):
     module = importlib.import_module(name)
     trainers = []
     module.Trainer.train = lambda self: trainers.append(self)
-    sys.argv = [name, *arguments.split(), "--snapshot_path", "no-such-snapshot"]
+    sys.argv = [name, *arguments.split(), "--snapshot_path", f"{name}.pt"]
     with contextlib.redirect_stdout(open(os.devnull, "w")):
         module.main(*ranks, module.parse_args())
     atexit.unregister(trainers[0]._save_snapshot)  # stage 5's
@@ -129,7 +129,7 @@ def two_ranks():
     with contextlib.ExitStack() as stack:
         for name in ("init_process_group", "destroy_process_group"):
             stack.callback(setattr, dist, name, getattr(dist, name))
-            setattr(dist, name, lambda **kwargs: None)
+            setattr(dist, name, lambda *args, **kwargs: None)
         for name, arguments in MODULES.items():
             trainer = build(name, arguments, int(os.environ["LOCAL_RANK"]))
             candidates[f"{name.replace('.', '/')}.py"] = epoch_of(trainer)

@@ -1,4 +1,4 @@
-"""Shard the model, with the same command on each (HOST is the name of one of them):
+"""Train with FSDP, by the same command on each node (HOST is the name of one of them):
 
     torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=HOST:29400 \
         recipes/fsdp.py 50 10
@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_state_dict,
 )
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
@@ -62,7 +63,7 @@ class ToyDataset(Dataset):
 
 
 class Trainer:
-    """Trains `model`, already on `device`, for `args.total_epochs`, from the snapshot on if any.
+    """Trains `model`, already on `device`, up to `args.total_epochs`; resumes from any snapshot.
 
     A snapshot holds all that is needed to resume: the state_dicts of `model` and `optimizer`, and
     `epochs_run`, the number of completed epochs and so the index of the next one.
@@ -76,10 +77,11 @@ class Trainer:
         self.device = device
         self.args = args
         self.epochs_run = 0
+        self.loss = 0.0
         if os.path.exists(args.snapshot_path):
             self._load_snapshot(args.snapshot_path)
         self._check_start_epoch()
-        self.is_main = os.environ["RANK"] == "0"  # this process logs and saves
+        self.is_main = dist.get_rank() == 0  # this process logs and saves
 
     def _check_start_epoch(self):
         """Exits if the ranks start at different epochs: some nodes lack the newest snapshot."""
@@ -110,6 +112,7 @@ class Trainer:
         self.loss = total_loss.item() / len(self.train_loader.sampler)
 
     def _save_snapshot(self):
+        # On all ranks, since it gathers the shards on rank 0.
         model_state, optimizer_state = get_state_dict(
             self.model, self.optimizer, options=FULL_STATE_DICT
         )
@@ -127,7 +130,7 @@ class Trainer:
                 torch.save(snapshot, file)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(tmp_path, path)  # in one move: `path` is a whole snapshot at any time
+            os.replace(tmp_path, path)  # atomic: `path` is always a complete snapshot
         except (OSError, RuntimeError) as error:
             reason = error.__context__ or error  # torch.save wraps the error of a full disk
             sys.exit(f"cannot save {path} ({reason}): disk full, or in use by another run?")
@@ -164,7 +167,7 @@ class Trainer:
         if start_epoch >= total:
             self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
         epochs = range(start_epoch, total)
-        disable = None if self.is_main else True  # None: draw the bar on a terminal only
+        disable = None if self.is_main else True  # None: if the output is not a terminal
         progress = tqdm(epochs, initial=start_epoch, total=total, unit="epoch", disable=disable)
         for epoch in progress:
             self._run_epoch(epoch)
@@ -179,7 +182,7 @@ def parse_args():
     parser.add_argument("total_epochs", nargs="?", type=int, default=50)
     parser.add_argument("save_every", nargs="?", type=int, default=10, help="in epochs")
     parser.add_argument("--batch_size", type=int, default=32, help="per device")
-    parser.add_argument("--num_workers", type=int, default=0, help="that load data, per device")
+    parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
     parser.add_argument("--snapshot_path", default="snapshot.pt")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
@@ -189,28 +192,30 @@ def parse_args():
         parser.error("total_epochs, save_every and --batch_size must be 1 or more")
     if args.num_workers < 0:
         parser.error("--num_workers must be 0 or more")
-    folder = os.path.dirname(os.path.abspath(args.snapshot_path))
-    if not os.access(folder, os.W_OK):
-        parser.error(f"cannot write into {folder}: create it, or set --snapshot_path")
+    snapshot_dir = os.path.dirname(os.path.abspath(args.snapshot_path))
+    if not os.access(snapshot_dir, os.W_OK):
+        parser.error(f"cannot write into {snapshot_dir}: create it, or set --snapshot_path")
     return args
 
 
-@record  # torchrun then shows the first exception of any rank
+@record  # torchrun then shows the traceback of the rank that failed first
 def main(local_rank, args):
     sys.stdout.reconfigure(line_buffering=True)  # so that log files show each line at once
-    dist.init_process_group()  # NCCL for GPUs, gloo for CPUs; no device_id, since CPUs have none
     if torch.cuda.is_available():
         if local_rank >= torch.cuda.device_count():
             sys.exit(f"{socket.gethostname()} has too few GPUs: lower --nproc_per_node")
-        torch.cuda.set_device(local_rank)
+        torch.cuda.set_device(local_rank)  # stands in for device_id, which CPUs have not
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     print(f"rank {dist.get_rank()} of {dist.get_world_size()} starts on {socket.gethostname()}")
     torch.manual_seed(args.seed)
     dataset = ToyDataset(2048)
     with torch.device("meta"):  # shapes, but no memory
         model = ToyModel()
-    for module in (*model.children(), model):
-        fully_shard(module)
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    for layer in model.children():
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
     model.to_empty(device=device)  # memory for this rank's shards
     initial_state = ToyModel().state_dict() if dist.get_rank() == 0 else {}  # in host memory
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
@@ -230,7 +235,7 @@ def main(local_rank, args):
     total_bytes = sum(p.nbytes for p in model.parameters())
     print(f"rank {dist.get_rank()} holds {local_bytes:,} of {total_bytes:,} bytes of weights")
     Trainer(model, train_loader, loss_fn, optimizer, device, args).train()
-    time.sleep(0.1)  # CPU only: gloo's threads must end before Python does (pytorch#190489)
+    time.sleep(0.1)  # CPU only: gloo's threads finish before Python exits (pytorch#190489)
     dist.destroy_process_group()
 
 

@@ -1,4 +1,4 @@
-"""Train a small GPT, with the same command on each (HOST is the name of one of them):
+"""Train a small GPT, by the same command on each node (HOST is the name of one of them):
 
     torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=HOST:29400 \
         recipes/gpt.py 50 10
@@ -19,9 +19,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
 from torch.distributed.elastic.multiprocessing.errors import record
-from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 from tqdm import tqdm
 
@@ -43,11 +43,11 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * width, width)
 
     def forward(self, x):
-        # For each head its query, key and value, of shape (batch, heads, time, HEAD_SIZE).
         qkv = self.qkv(self.norm1(x)).unflatten(2, (-1, 3, HEAD_SIZE)).transpose(1, 2)
-        attention = functional.scaled_dot_product_attention(*qkv.unbind(3), is_causal=True)
+        q, k, v = qkv.unbind(3)  # each of shape (batch, heads, time, HEAD_SIZE)
+        attention = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.proj(attention.transpose(1, 2).flatten(2))
-        return x + self.down(functional.gelu(self.up(self.norm2(x))))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
 class GPT(nn.Module):
@@ -72,14 +72,14 @@ class GPT(nn.Module):
     def forward(self, tokens):
         positions = self.position_embedding.weight[: tokens.shape[1]]
         x = self.norm(self.blocks(self.token_embedding(tokens) + positions))
-        return functional.linear(x, self.token_embedding.weight)  # tied to the input embedding
+        return F.linear(x, self.token_embedding.weight)  # tied to the input embedding
 
     @torch.no_grad()
     def generate(self, prompt, max_new_tokens):
         """Returns `prompt` and a continuation of `max_new_tokens` bytes, sampled from the model."""
         tokens = torch.tensor([list(prompt.encode())], device=self.norm.weight.device)
         for _ in range(max_new_tokens):
-            logits = self.forward(tokens[:, -self.context :])[0, -1]
+            logits = self.forward(tokens[:, -self.context :])[0, -1]  # forward: never compiled
             next_token = logits.softmax(0).multinomial(1)
             tokens = torch.cat([tokens, next_token[None]], 1)
         return bytes(tokens[0].tolist()).decode(errors="replace")
@@ -102,7 +102,7 @@ class TextDataset(Dataset):
 
 
 class Trainer:
-    """Trains `model`, already on `device`, for `args.total_epochs`, from the snapshot on if any.
+    """Trains `model`, already on `device`, up to `args.total_epochs`; resumes from any snapshot.
 
     A snapshot holds all that is needed to resume: the state_dicts of `model` and `optimizer`, and
     `epochs_run`, the number of completed epochs and so the index of the next one.
@@ -117,13 +117,14 @@ class Trainer:
         self.device = device
         self.args = args
         self.epochs_run = 0
+        self.loss = 0.0
         self.steps_per_epoch = min(args.steps_per_epoch, len(train_loader))
-        self.use_bfloat16 = device.type == "cuda" and torch.cuda.is_bf16_supported(False)
+        self.use_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
         if os.path.exists(args.snapshot_path):
             self._load_snapshot(args.snapshot_path)
         self._check_start_epoch()
         self.model = nn.parallel.DistributedDataParallel(model)  # no device_ids: we move the inputs
-        self.is_main = os.environ["RANK"] == "0"  # this process logs and saves
+        self.is_main = dist.get_rank() == 0  # this process logs and saves
 
     def _check_start_epoch(self):
         """Exits if the ranks start at different epochs: some nodes lack the newest snapshot."""
@@ -161,7 +162,7 @@ class Trainer:
     def _learning_rate(self, step):
         """Rises for a tenth of all steps, then falls along a cosine to a tenth of its maximum."""
         progress = (step + 1) / (self.args.total_epochs * self.steps_per_epoch)
-        cosine = 0.55 + 0.45 * math.cos(math.pi * (progress - 0.1) / 0.9)
+        cosine = 0.1 + 0.45 * (1 + math.cos(math.pi * (progress - 0.1) / 0.9))  # from 1 to 0.1
         return self.args.learning_rate * min(progress / 0.1, cosine)
 
     @torch.no_grad()
@@ -200,7 +201,7 @@ class Trainer:
                 torch.save(snapshot, file)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(tmp_path, path)  # in one move: `path` is a whole snapshot at any time
+            os.replace(tmp_path, path)  # atomic: `path` is always a complete snapshot
         except (OSError, RuntimeError) as error:
             reason = error.__context__ or error  # torch.save wraps the error of a full disk
             sys.exit(f"cannot save {path} ({reason}): disk full, or in use by another run?")
@@ -229,7 +230,7 @@ class Trainer:
         if start_epoch >= total:
             self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
         epochs = range(start_epoch, total)
-        disable = None if self.is_main else True  # None: draw the bar on a terminal only
+        disable = None if self.is_main else True  # None: if the output is not a terminal
         progress = tqdm(epochs, initial=start_epoch, total=total, unit="epoch", disable=disable)
         for epoch in progress:
             start_time = time.perf_counter()
@@ -247,8 +248,8 @@ def parse_args():
     parser.add_argument("total_epochs", nargs="?", type=int, default=50)
     parser.add_argument("save_every", nargs="?", type=int, default=10, help="in epochs")
     parser.add_argument("--batch_size", type=int, default=32, help="per device")
-    library = sorted(Path(os.__file__).parent.glob("*.py"))
-    parser.add_argument("--text", nargs="+", type=Path, default=library, metavar="FILE")
+    stdlib_files = sorted(Path(os.__file__).parent.glob("*.py"))
+    parser.add_argument("--text", nargs="+", type=Path, default=stdlib_files, metavar="FILE")
     parser.add_argument("--steps_per_epoch", type=int, default=100)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--heads", type=int, default=2, help=f"of {HEAD_SIZE} channels each")
@@ -256,7 +257,7 @@ def parse_args():
     parser.add_argument("--learning_rate", type=float, default=3e-3)
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--peak_tflops", type=float, help="of a device, to log the MFU")
-    parser.add_argument("--num_workers", type=int, default=0, help="that load data, per device")
+    parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
     parser.add_argument("--snapshot_path", default="snapshot.pt")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
@@ -268,15 +269,13 @@ def parse_args():
         parser.error("--steps_per_epoch, --layers, --heads and --context must be 1 or more")
     if args.num_workers < 0:
         parser.error("--num_workers must be 0 or more")
-    folder = os.path.dirname(os.path.abspath(args.snapshot_path))
-    if not os.access(folder, os.W_OK):
-        parser.error(f"cannot write into {folder}: create it, or set --snapshot_path")
+    snapshot_dir = os.path.dirname(os.path.abspath(args.snapshot_path))
+    if not os.access(snapshot_dir, os.W_OK):
+        parser.error(f"cannot write into {snapshot_dir}: create it, or set --snapshot_path")
     try:
         args.text = b"".join(path.read_bytes() for path in args.text)
     except OSError as error:
         parser.error(f"cannot read --text: {error}")
-    if len(args.text) < VAL_BYTES + 1000 * args.context:
-        parser.error(f"--text has {len(args.text):,} bytes: too few for this --context")
     return args
 
 
@@ -288,17 +287,19 @@ def configure_optimizer(model, learning_rate):
     return torch.optim.AdamW(groups, learning_rate, betas=(0.9, 0.95), fused=matrices[0].is_cuda)
 
 
-@record  # torchrun then shows the first exception of any rank
+@record  # torchrun then shows the traceback of the rank that failed first
 def main(local_rank, args):
     sys.stdout.reconfigure(line_buffering=True)  # so that log files show each line at once
-    dist.init_process_group()  # NCCL for GPUs, gloo for CPUs; no device_id, since CPUs have none
     if torch.cuda.is_available():
         if local_rank >= torch.cuda.device_count():
             sys.exit(f"{socket.gethostname()} has too few GPUs: lower --nproc_per_node")
-        torch.cuda.set_device(local_rank)
+        torch.cuda.set_device(local_rank)  # stands in for device_id, which CPUs have not
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     print(f"rank {dist.get_rank()} of {dist.get_world_size()} starts on {socket.gethostname()}")
     torch.manual_seed(args.seed)
+    if len(args.text) <= VAL_BYTES + args.context * args.batch_size * dist.get_world_size():
+        sys.exit(f"--text has {len(args.text):,} bytes, too few for one step")
     dataset = TextDataset(args.text[:-VAL_BYTES], args.context)
     val_set = TextDataset(args.text[-VAL_BYTES:], args.context)
     model = GPT(args.layers, args.heads, args.context).to(device)
@@ -322,7 +323,7 @@ def main(local_rank, args):
     Trainer(model, train_loader, val_loader, loss_fn, optimizer, device, args).train()
     if dist.get_rank() == 0:
         print(model.generate("\n", 300))
-    time.sleep(0.1)  # CPU only: gloo's threads must end before Python does (pytorch#190489)
+    time.sleep(0.1)  # CPU only: gloo's threads finish before Python exits (pytorch#190489)
     dist.destroy_process_group()
 
 

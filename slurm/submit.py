@@ -24,12 +24,13 @@ class TorchrunTask:
     def __init__(self, arguments, nproc_per_node):
         self.arguments = arguments
         self.nproc_per_node = nproc_per_node
+        self.torchrun = None
         self.terminated = False
 
     def __call__(self):
         job = submitit.JobEnvironment()
         # As in slurm/multinode.sbatch, which explains both.
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        env = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
         if job.cluster == "slurm":
             nnodes = job.num_nodes
             head_node = job.hostnames[0]
@@ -38,11 +39,12 @@ class TorchrunTask:
             head_node = "localhost"
             first_gpu = job.local_rank * self.nproc_per_node
             gpus = range(first_gpu, first_gpu + self.nproc_per_node)
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
-        signal.signal(signal.SIGTERM, self.handle_sigterm)
-        status = subprocess.call(
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
+        self.torchrun = subprocess.Popen(
             [
-                *(sys.executable, "-m", "torch.distributed.run"),
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
                 f"--nnodes={nnodes}",
                 f"--nproc_per_node={self.nproc_per_node}",
                 "--rdzv_backend=c10d",
@@ -50,27 +52,32 @@ class TorchrunTask:
                 f"--rdzv_id={job.job_id}",
                 *self.arguments,
             ],
-            env=environment,
+            env=env,
         )
-        if self.terminated and job.global_rank == 0 and preempted(job.job_id):
-            subprocess.call(["scontrol", "requeue", job.job_id])
-        if self.terminated or status == -signal.SIGUSR2:
-            signal.pause()  # until Slurm ends this task, too; after time is up, rank 0 requeues
-        if status:
-            sys.exit(status)
+        signal.signal(signal.SIGTERM, self.handle_sigterm)
+        returncode = self.torchrun.wait()
+        if job.cluster == "slurm":
+            if self.terminated and job.global_rank == 0 and preempted(job.job_id):
+                subprocess.call(["scontrol", "requeue", job.job_id])
+            if self.terminated or returncode == -signal.SIGUSR2:
+                signal.pause()  # until Slurm ends this task; at the time limit, rank 0 requeues
+        if returncode:
+            sys.exit(returncode)
 
     def handle_sigterm(self, signum, frame):
         self.terminated = True
+        if submitit.JobEnvironment().cluster != "slurm":  # Slurm signals every process itself
+            self.torchrun.terminate()
 
     def checkpoint(self):
         """Returns what submitit runs after a requeue: the same, which resumes from its snapshot."""
-        return submitit.helpers.DelayedSubmission(self)
+        return submitit.helpers.DelayedSubmission(TorchrunTask(self.arguments, self.nproc_per_node))
 
 
 def preempted(job_id):
     """Returns whether Slurm stops the job to make room for another, and not as cancelled."""
-    show = ["scontrol", "show", "job", job_id]
-    job = subprocess.run(show, capture_output=True, text=True).stdout
+    command = ["scontrol", "show", "job", job_id]
+    job = subprocess.run(command, capture_output=True, text=True).stdout
     return "JobState=RUNNING" in job and "PreemptTime=" in job and "PreemptTime=None" not in job
 
 

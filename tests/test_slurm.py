@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from helpers import (
     ROOT,
+    TIMEOUT_S,
     documented,
     documented_error,
     load,
@@ -363,6 +364,23 @@ def test_submit(ranks, shell):
         ]
         lines = [line for text in logs for line in text.splitlines() if line.startswith("rank ")]
         assert sorted(lines) == [f"rank {n} of 4" for n in range(4)], logs
+
+
+def test_cancel_a_local_job(shell):
+    """The command that submit.py prints for it ends torchrun and its ranks."""
+    (shell.folder / "endless.py").write_text(
+        "import time\nprint('running', flush=True)\ntime.sleep(600)"
+    )
+    submit = f"python {ROOT}/slurm/submit.py --cluster local ./endless.py"
+    job = shell.start(f"{submit}; until grep -q running logs/*_0_log.out; do sleep 0.1; done")
+    assert job.wait() == 0, job.output
+    assert job.processes()
+    cancel = re.search(r"^cancel +(.+)$", job.output, re.MULTILINE)[1]
+    subprocess.run(cancel.split(), check=True)
+    deadline = time.monotonic() + TIMEOUT_S
+    while job.processes():
+        assert time.monotonic() < deadline, (shell.folder / "logs").glob("*")
+        time.sleep(0.1)
 
 
 @pytest.mark.parametrize(

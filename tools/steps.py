@@ -26,7 +26,7 @@ JOB_STEPS = [
     Step("slurm/multigpu.sbatch", "slurm/multigpu_torchrun.sbatch", 8, "torchrun"),
     Step("slurm/multigpu_torchrun.sbatch", "slurm/multinode.sbatch", 16, "a torchrun on each node"),
     Step("slurm/multinode.sbatch", "slurm/multinode_srun.sbatch", 16, "no torchrun"),
-    Step("slurm/multinode.sbatch", "slurm/elastic_ddp.sbatch", 90, "a new step after each failure"),
+    Step("slurm/multinode.sbatch", "slurm/elastic_ddp.sbatch", 91, "a new step after each failure"),
 ]
 RECIPES = [
     Step("multinode.py", f"recipes/{name}.py", max_changed_lines, idea)
