@@ -136,8 +136,12 @@ def two_ranks():
 
     accelerator = Accelerator(cpu=True)
     model, loader, loss_fn, optimizer = training(dataset, RandomSampler(dataset))
-    prepared = accelerator.prepare(model, loader, loss_fn, optimizer)
-    candidates["Accelerate"] = lambda epoch: bare_epoch(*prepared, accelerator.backward)
+    accelerated_model, accelerated_loader, accelerated_optimizer = accelerator.prepare(
+        model, loader, optimizer
+    )
+    candidates["Accelerate"] = lambda epoch: bare_epoch(
+        accelerated_model, accelerated_loader, loss_fn, accelerated_optimizer, accelerator.backward
+    )
 
     fabric = Fabric(accelerator="cpu", strategy="ddp", devices=dist.get_world_size())
     fabric.launch()

@@ -97,7 +97,8 @@ class Trainer:
         for inputs, targets in self.train_loader:
             inputs = inputs.to(self.device, non_blocking=True)
             targets = targets.to(self.device, non_blocking=True)
-            total_loss += self._run_batch(inputs, targets) * len(inputs)
+            loss = self._run_batch(inputs, targets)
+            total_loss.add_(loss, alpha=len(inputs))
         dist.all_reduce(total_loss)  # the sum over all ranks
         total_loss /= dist.get_world_size()
         self.loss = total_loss.item() / len(self.train_loader.sampler)

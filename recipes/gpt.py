@@ -154,7 +154,8 @@ class Trainer:
                 group["lr"] = self._learning_rate(step)
             inputs = inputs.to(self.device, non_blocking=True)
             targets = targets.to(self.device, non_blocking=True)
-            total_loss += self._run_batch(inputs, targets) * len(inputs)
+            loss = self._run_batch(inputs, targets)
+            total_loss.add_(loss, alpha=len(inputs))
         dist.all_reduce(total_loss)  # the sum over all ranks
         total_loss /= dist.get_world_size()
         self.loss = total_loss.item() / (self.steps_per_epoch * self.args.batch_size)
