@@ -131,20 +131,21 @@ class Trainer:
             self._load_snapshot(io.BytesIO(snapshot_bytes[0]))
 
     def _run_batch(self, inputs, targets):
-        samples_left = len(self.train_loader.dataset) - self.samples_run
-        global_size = min(self.args.batch_size, samples_left)
+        global_size = min(self.args.batch_size, len(self.train_loader.dataset) - self.samples_run)
         local_size = len(range(dist.get_rank(), global_size, dist.get_world_size()))
         weight = local_size / global_size
         self.optimizer.zero_grad()
-        # DDP will divide the sum of the ranks' gradients by the world size.
-        loss = self.loss_fn(self.model(inputs), targets) * weight * dist.get_world_size()
-        loss.backward()
-        global_loss = loss.detach() / dist.get_world_size()
-        dist.all_reduce(global_loss)  # with gloo, fails before the step if a peer is gone
+        loss = self.loss_fn(self.model(inputs), targets) * weight
+        (loss * dist.get_world_size()).backward()  # DDP divides by the world size
+        totals = torch.tensor([loss.item(), self.stop_requested], device=self.device)
+        dist.all_reduce(totals)
+        # Reading the sums waits for all ranks: without one of them, it fails before the step.
+        global_loss, stop_requests = totals.tolist()
         self.optimizer.step()
-        total_loss = self.loss * self.samples_run + global_loss.item() * global_size
+        total_loss = self.loss * self.samples_run + global_loss * global_size
         self.samples_run += global_size
         self.loss = total_loss / self.samples_run
+        return stop_requests
 
     def _run_epoch(self, epoch):
         """Trains one epoch and sets `self.loss` to its mean loss per sample."""
@@ -154,8 +155,8 @@ class Trainer:
         for inputs, targets in self.train_loader:
             inputs = inputs.to(self.device, non_blocking=True)
             targets = targets.to(self.device, non_blocking=True)
-            self._run_batch(inputs, targets)
-            if self.stop_requested:
+            stop_requests = self._run_batch(inputs, targets)
+            if stop_requests:  # at any rank, so that all stop after the same step
                 sys.exit("stopped by a signal")
             if self.samples_run // self.args.batch_size % self.args.save_every_steps == 0:
                 self._save_snapshot()

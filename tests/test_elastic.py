@@ -82,7 +82,7 @@ torch.set_default_dtype(torch.float64)
 run_batch = script.Trainer._run_batch
 def pause_and_run_batch(self, inputs, targets):
     time.sleep(0.02)
-    run_batch(self, inputs, targets)
+    return run_batch(self, inputs, targets)
 script.Trainer._run_batch = pause_and_run_batch
 """
     path = shell.folder / "double.py"
@@ -187,6 +187,19 @@ def test_sigterm_keeps_the_last_step(shell):
     assert check_snapshot(shell.folder / "snapshot.pt") == (epochs + 1, 0)
     losses = reference_run(epochs + 1, 64)[2]
     assert load(shell.folder / "snapshot.pt")["loss"] == pytest.approx(losses[-1], rel=1e-6)
+
+
+def test_sigterm_to_one_of_three(shell):
+    """All nodes stop after the same step and save it, without an error in any collective."""
+    folders = [shell.folder / name for name in "abc"]
+    job = shell.ranks_on(folders, f"{SCRIPT} 1000 1000 --save_every_steps 1")
+    job.wait_for("epoch 2 + 1024 samples")
+    os.kill(job.ranks[1].pid, signal.SIGTERM)
+    assert job.wait() == 1
+    assert job.output.count("stopped by a signal") == 3
+    assert "Error" not in job.output, job.output
+    ends = [check_snapshot(folder / "snapshot.pt") for folder in folders]
+    assert ends == [ends[0]] * 3
 
 
 def test_broken_snapshot_and_full_disk(shell, monkeypatch):

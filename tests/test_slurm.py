@@ -267,7 +267,7 @@ PAUSE = """
 run_batch = script.Trainer._run_batch
 def pause_and_run_batch(self, inputs, targets):
     time.sleep(0.03)
-    run_batch(self, inputs, targets)
+    return run_batch(self, inputs, targets)
 script.Trainer._run_batch = pause_and_run_batch
 """
 
@@ -307,6 +307,30 @@ def test_power_cut_as_documented(cluster, shell):
     weights, _, losses = reference_run(16, 64)
     assert max_abs_diff(weights_and_momentum(shell.folder / "snapshot.pt")[0], weights) < 1e-4
     assert load(shell.folder / "snapshot.pt")["loss"] == pytest.approx(losses[-1], rel=1e-3)
+
+
+def test_time_limit_saves_the_last_step(cluster, shell):
+    """The job resumes after the last regular snapshot. The signal is that of a time limit."""
+    script = shell.folder / "elastic_ddp.py"
+    script.unlink()
+    script.write_text(patched("elastic_ddp.py", PAUSE))
+    job = cluster(
+        f"""
+        job=$(sbatch --parsable --nodes=2 --gpus-per-node=1 slurm/elastic_ddp.sbatch 6 2)
+        until grep -q "epoch 2 " elastic_ddp-$job.out; do sleep 0.1; done 2>/dev/null
+        scancel --signal=USR1 --batch $job
+        {ALL_DONE}
+        """,
+        "-n 2",
+    )
+    assert job.wait() == 0, job.output
+    runs = log(shell.folder, "elastic_ddp").split("attempt 1 on ")[1:]
+    assert len(runs) == 2, runs
+    before, after = (re.findall(r"epoch (\d+) \+ (\d+) samples", run) for run in runs)
+    assert before[-2] == ("2", "0") and before[-1] > ("2", "0") and after[0] == before[-1]
+    assert "stopped by a signal" in runs[0] and "Error" not in runs[0], runs[0]
+    weights, _, _ = reference_run(6, 64)
+    assert max_abs_diff(weights_and_momentum(shell.folder / "snapshot.pt")[0], weights) < 1e-4
 
 
 def test_failure_fails_the_job(cluster, shell):

@@ -244,8 +244,9 @@ def inside(args):
         print("BAD: it resumed from an older snapshot")
     complete = state == "COMPLETED" and faults.total() == args.faults
     passed = complete and never_older and max_abs_diff < 1e-9
-    print(f"{faults.total()} of {args.faults} faults, seed {args.seed}: job {state}, largest")
-    print(f"difference of a weight {max_abs_diff:.2g}: {'good' if passed else 'BAD'}")
+    verdict = f"job {state}, weights differ by at most {max_abs_diff:.2g}"
+    print(f"{faults.total()} of {args.faults} faults, seed {args.seed}: {verdict}:", end=" ")
+    print("good" if passed else "BAD")
     sys.exit(not passed)
 
 
