@@ -231,6 +231,7 @@ def parse_args():
     parser.add_argument("save_every", nargs="?", type=int, default=10, help="in epochs")
     parser.add_argument("--save_every_steps", type=int, default=100, help="within an epoch")
     parser.add_argument("--batch_size", type=int, default=64, help="of all devices together")
+    parser.add_argument("--timeout", type=float, default=10, help="for silent peers, in minutes")
     parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
     parser.add_argument("--snapshot_path", default="snapshot.pt")
     parser.add_argument("--seed", type=int, default=0)
@@ -255,7 +256,7 @@ def main(local_rank, args):
             sys.exit(f"{socket.gethostname()} has too few GPUs: lower --nproc_per_node")
         torch.cuda.set_device(local_rank)  # stands in for device_id, which CPUs have not
     backend = "nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(seconds=30))
+    dist.init_process_group(backend, timeout=timedelta(minutes=args.timeout))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     print(f"rank {dist.get_rank()} of {dist.get_world_size()} starts on {socket.gethostname()}")
     torch.manual_seed(args.seed)

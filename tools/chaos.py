@@ -129,7 +129,7 @@ class ChaosRun:
         self.started, self.last_rescheduled = time.monotonic(), -math.inf
         epochs = f"{args.epochs} {args.epochs}"
         command = f"--gpus-per-node=1 slurm/elastic_ddp.sbatch {epochs}"
-        command += f" --save_every_steps 16 --snapshot_path {SNAPSHOT}"
+        command += f" --save_every_steps 16 --timeout 0.5 --snapshot_path {SNAPSHOT}"
         self.log_event(f"$ sbatch {command}")
         self.job = run("sbatch", "--parsable", *command.split()).strip()
         self.log = Path(f"elastic_ddp-{self.job}.out")

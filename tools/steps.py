@@ -19,7 +19,7 @@ STEPS = [
     Step("singlegpu.py", "multigpu.py", 42, "one process per GPU, gradients averaged"),
     Step("multigpu.py", "multigpu_torchrun.py", 20, "torchrun starts and restarts the processes"),
     Step("multigpu_torchrun.py", "multinode.py", 16, "several nodes, the global rank"),
-    Step("multinode.py", "elastic_ddp.py", 129, "nodes come and go, and no step is lost"),
+    Step("multinode.py", "elastic_ddp.py", 130, "nodes come and go, and no step is lost"),
 ]
 JOB_STEPS = [
     Step("slurm/singlegpu.sbatch", "slurm/multigpu.sbatch", 8, "every GPU of the node"),
