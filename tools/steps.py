@@ -12,32 +12,28 @@ class Step(NamedTuple):
     base: str | None  # None: where the series starts
     file: str
     max_changed_lines: int  # a ceiling for `changed_lines`
-    idea: str
 
 
 STEPS = [
-    Step("singlegpu.py", "multigpu.py", 42, "one process per GPU, gradients averaged"),
-    Step("multigpu.py", "multigpu_torchrun.py", 20, "torchrun starts and restarts the processes"),
-    Step("multigpu_torchrun.py", "multinode.py", 16, "several nodes, the global rank"),
-    Step("multinode.py", "elastic_ddp.py", 130, "nodes come and go, and no step is lost"),
+    Step("singlegpu.py", "multigpu.py", 42),
+    Step("multigpu.py", "multigpu_torchrun.py", 20),
+    Step("multigpu_torchrun.py", "multinode.py", 16),
+    Step("multinode.py", "elastic_ddp.py", 130),
 ]
 JOB_STEPS = [
-    Step("slurm/singlegpu.sbatch", "slurm/multigpu.sbatch", 8, "every GPU of the node"),
-    Step("slurm/multigpu.sbatch", "slurm/multigpu_torchrun.sbatch", 8, "torchrun"),
-    Step("slurm/multigpu_torchrun.sbatch", "slurm/multinode.sbatch", 16, "a torchrun on each node"),
-    Step("slurm/multinode.sbatch", "slurm/multinode_srun.sbatch", 16, "no torchrun"),
-    Step("slurm/multinode.sbatch", "slurm/elastic_ddp.sbatch", 91, "a new step after each failure"),
+    Step("slurm/singlegpu.sbatch", "slurm/multigpu.sbatch", 8),
+    Step("slurm/multigpu.sbatch", "slurm/multigpu_torchrun.sbatch", 8),
+    Step("slurm/multigpu_torchrun.sbatch", "slurm/multinode.sbatch", 16),
+    Step("slurm/multinode.sbatch", "slurm/multinode_srun.sbatch", 16),
+    Step("slurm/multinode.sbatch", "slurm/elastic_ddp.sbatch", 91),
 ]
 RECIPES = [
-    Step("multinode.py", f"recipes/{name}.py", max_changed_lines, idea)
-    for name, max_changed_lines, idea in [
-        ("mixed_precision", 20, "half the bits where they suffice"),
-        ("gradient_accumulation", 24, "batches that do not fit on a device"),
-        ("evaluate", 38, "val loss and accuracy, each sample counted once"),
-        ("tensorboard_logging", 18, "curves that a restart does not break"),
-        ("fsdp", 52, "a model that does not fit on a device"),
-        ("gpt", 175, "your own model, data and loss"),
-    ]
+    Step("multinode.py", "recipes/mixed_precision.py", 20),
+    Step("multinode.py", "recipes/gradient_accumulation.py", 24),
+    Step("multinode.py", "recipes/evaluate.py", 38),
+    Step("multinode.py", "recipes/tensorboard_logging.py", 18),
+    Step("multinode.py", "recipes/fsdp.py", 52),
+    Step("multinode.py", "recipes/gpt.py", 175),
 ]
 ALL = STEPS + JOB_STEPS + RECIPES
 
