@@ -43,7 +43,12 @@ def draw(log, plain_log, path):
         loss_axes.set_ylabel("loss")
         starts, sizes = zip(*worlds, strict=True)
         world_axes.step([*starts, losses[-1][0]], [*sizes, sizes[-1]], BLUE, where="post")
-        world_axes.set(ylabel="world size", xlabel="epochs", yticks=range(max(sizes) + 1))
+        world_axes.set(
+            ylabel="world size",
+            xlabel="epochs",
+            yticks=range(max(sizes) + 1),
+            ylim=(0, max(sizes) + 0.5),
+        )
         for (_, before), (epochs, after) in itertools.pairwise(worlds):
             if after < before:
                 loss_axes.axvline(epochs, color=RED, ls="--", lw=1, label="a node fails")
