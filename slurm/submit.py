@@ -40,6 +40,7 @@ class TorchrunTask:
             first_gpu = job.local_rank * self.nproc_per_node
             gpus = range(first_gpu, first_gpu + self.nproc_per_node)
             env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
+        signal.signal(signal.SIGTERM, self.handle_sigterm)
         self.torchrun = subprocess.Popen(
             [
                 sys.executable,
@@ -54,7 +55,6 @@ class TorchrunTask:
             ],
             env=env,
         )
-        signal.signal(signal.SIGTERM, self.handle_sigterm)
         returncode = self.torchrun.wait()
         if job.cluster == "slurm":
             if self.terminated and job.global_rank == 0 and preempted(job.job_id):
@@ -66,7 +66,8 @@ class TorchrunTask:
 
     def handle_sigterm(self, signum, frame):
         self.terminated = True
-        if submitit.JobEnvironment().cluster != "slurm":  # Slurm signals every process itself
+        # Slurm signals every process itself.
+        if self.torchrun and submitit.JobEnvironment().cluster != "slurm":
             self.torchrun.terminate()
 
     def checkpoint(self):

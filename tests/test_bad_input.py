@@ -200,7 +200,7 @@ def test_two_at_once_need_no_port(shell):
 
 
 def test_node_that_missed_the_snapshot(shell, monkeypatch):
-    """Two machines without a shared disk: only one of them has the snapshot of the first run."""
+    """Two nodes without a shared disk: only one of them has the snapshot of the first run."""
     (shell.folder / "a").mkdir()
     snapshot = shell.folder / "a" / "snapshot.pt"
     monkeypatch.setattr(sys, "argv", ["singlegpu.py", "10", "--snapshot_path", str(snapshot)])

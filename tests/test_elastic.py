@@ -203,7 +203,7 @@ def test_sigterm_to_one_of_three(shell):
 
 
 def test_broken_snapshot_and_full_disk(shell, monkeypatch):
-    """One machine has half a snapshot and no room for another: it warns, and trains on."""
+    """One node has half a snapshot and no room for another: it warns, and trains on."""
     folders = [shell.folder / name for name in ("bad", "good")]
     bad, good = (folder / "snapshot.pt" for folder in folders)
     good.parent.mkdir()
