@@ -155,7 +155,7 @@ def parse_args():
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     if min(args.total_epochs, args.save_every, args.batch_size) < 1:
-        parser.error("total_epochs, save_every and --batch_size must be 1 or more")
+        parser.error("epochs, intervals and --batch_size must be 1 or more")
     if args.num_workers < 0:
         parser.error("--num_workers must be 0 or more")
     snapshot_dir = os.path.dirname(os.path.abspath(args.snapshot_path))

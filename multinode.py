@@ -75,10 +75,10 @@ class Trainer:
 
     def _check_start_epoch(self):
         """Exits if the ranks start at different epochs: some nodes lack the newest snapshot."""
-        start_epochs = [None] * dist.get_world_size()
-        dist.all_gather_object(start_epochs, self.epochs_run)
-        if len(set(start_epochs)) > 1:
-            sys.exit(f"ranks start at epochs {start_epochs}: share the disk, or copy the snapshot")
+        starts = [None] * dist.get_world_size()
+        dist.all_gather_object(starts, self.epochs_run)
+        if min(starts) < max(starts):
+            sys.exit(f"ranks start at epochs {starts}: share the disk, or copy the snapshot")
 
     def _run_batch(self, inputs, targets):
         self.optimizer.zero_grad()
@@ -168,7 +168,7 @@ def parse_args():
     if "LOCAL_RANK" not in os.environ:
         parser.error("start it with torchrun, as the top of this file shows")
     if min(args.total_epochs, args.save_every, args.batch_size) < 1:
-        parser.error("total_epochs, save_every and --batch_size must be 1 or more")
+        parser.error("epochs, intervals and --batch_size must be 1 or more")
     if args.num_workers < 0:
         parser.error("--num_workers must be 0 or more")
     snapshot_dir = os.path.dirname(os.path.abspath(args.snapshot_path))
