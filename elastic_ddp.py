@@ -86,8 +86,8 @@ class Trainer:
     """Trains `model`, already on `device`, up to `args.total_epochs`; resumes from any snapshot.
 
     A snapshot holds all that is needed to resume: the state_dicts of `model` and `optimizer`, and
-    `epochs_run`, the number of completed epochs and so the index of the next one. `samples_run`
-    samples of that one are done, too, with `loss` as their mean loss.
+    `epochs_run`, the number of completed epochs and so the index of the next one.
+    Of the next one, `samples_run` samples are done.
     """
 
     def __init__(self, model, train_loader, loss_fn, optimizer, device, args):
@@ -100,15 +100,14 @@ class Trainer:
         self.epochs_run = 0
         self.loss = 0.0
         self.samples_run = 0
-        self.last_saved = None
         self.stop_requested = False
         if os.path.exists(args.snapshot_path):
             self._load_snapshot(args.snapshot_path)
         self._sync_weights()
         self.model = nn.parallel.DistributedDataParallel(model)  # no device_ids: we move the inputs
         self.is_main = dist.get_rank() == 0  # this process logs and saves
-        self._save_snapshot()
-        atexit.register(self._save_snapshot)  # however Python ends, the last complete step is kept
+        if dist.get_backend() == "gloo":  # if NCCL fails, the last step may be garbage
+            atexit.register(self._save_if_newer)
         for signum in (signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, self._request_stop)
 
@@ -116,14 +115,11 @@ class Trainer:
         self.stop_requested = True
 
     def _sync_weights(self):
-        """Gives every rank the newest snapshot that any node has, if there is one."""
-        positions = [None] * dist.get_world_size()
-        dist.all_gather_object(positions, (self.epochs_run, self.samples_run))
-        newest = max(positions)
-        if newest <= (0, 0) and min(positions) < (0, 0):
-            sys.exit(f"cannot load any {self.args.snapshot_path}: to start afresh, move it away")
-        if min(positions) < newest:
-            src = positions.index(newest)
+        """Gives every rank the newest snapshot; without a shared disk, some nodes lack it."""
+        starts = [None] * dist.get_world_size()
+        dist.all_gather_object(starts, (self.epochs_run, self.samples_run))
+        if min(starts) < max(starts):
+            src = starts.index(max(starts))
             snapshot_bytes = [None]
             if dist.get_rank() == src:
                 snapshot_bytes = [Path(self.args.snapshot_path).read_bytes()]
@@ -133,37 +129,59 @@ class Trainer:
     def _run_batch(self, inputs, targets):
         global_size = min(self.args.batch_size, len(self.train_loader.dataset) - self.samples_run)
         local_size = len(range(dist.get_rank(), global_size, dist.get_world_size()))
-        weight = local_size / global_size
+        weight = local_size / global_size * dist.get_world_size()  # DDP takes the ranks' mean
         self.optimizer.zero_grad()
-        loss = self.loss_fn(self.model(inputs), targets) * weight
-        (loss * dist.get_world_size()).backward()  # DDP divides by the world size
-        totals = torch.tensor([loss.item(), self.stop_requested], device=self.device)
-        dist.all_reduce(totals)
-        # Reading the sums waits for all ranks: without one of them, it fails before the step.
-        global_loss, stop_requests = totals.tolist()
+        loss = self.loss_fn(self.model(inputs), targets)
+        (loss * weight).backward()
         self.optimizer.step()
-        total_loss = self.loss * self.samples_run + global_loss * global_size
         self.samples_run += global_size
-        self.loss = total_loss / self.samples_run
-        return stop_requests
+        return loss.detach()
 
     def _run_epoch(self, epoch):
         """Trains one epoch and sets `self.loss` to its mean loss per sample."""
         # Seeds that follow from the epoch let a resumed run repeat the sample order and dropout.
-        self.train_loader.batch_sampler.set_position(epoch, self.samples_run)
+        start = self.samples_run
+        self.train_loader.batch_sampler.set_position(epoch, start)
         torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
+        total_loss = torch.zeros((), device=self.device)
         for inputs, targets in self.train_loader:
             inputs = inputs.to(self.device, non_blocking=True)
             targets = targets.to(self.device, non_blocking=True)
-            stop_requests = self._run_batch(inputs, targets)
-            if stop_requests:  # at any rank, so that all stop after the same step
+            loss = self._run_batch(inputs, targets)
+            total_loss.add_(loss, alpha=len(inputs))
+            step = self.samples_run // self.args.batch_size
+            if step % self.args.save_every_steps == 0:
+                self._save_on_all_disks()
+            if step % 5 == 0 and self._on_any_rank(self.stop_requested):  # asking takes time
+                self._save_on_all_disks()
                 sys.exit("stopped by a signal")
-            if self.samples_run // self.args.batch_size % self.args.save_every_steps == 0:
-                self._save_snapshot()
+        dist.all_reduce(total_loss)  # the sum over all ranks
+        self.loss = total_loss.item() / max(1, self.samples_run - start)
+
+    def _on_any_rank(self, flag):
+        """Returns whether `flag` is set on any rank; each waits for all others."""
+        flags = torch.tensor(float(flag), device=self.device)
+        dist.all_reduce(flags)
+        return flags.item() > 0
+
+    def _save_on_all_disks(self):
+        """Saves on rank 0; then on each node that does not find that snapshot on its disk."""
+        self._save_snapshot()
+        self._on_any_rank(False)  # waits for rank 0
+        self._save_if_newer()
+
+    def _save_if_newer(self):
+        """Saves on the first rank of this node, unless the disk has this step or a later one."""
+        saved = (-1, 0)
+        if os.path.exists(self.args.snapshot_path):
+            snapshot = torch.load(self.args.snapshot_path, "cpu", mmap=True, weights_only=True)
+            saved = (snapshot["epochs_run"], snapshot.get("samples_run", 0))
+        if os.environ["LOCAL_RANK"] == "0" and saved < (self.epochs_run, self.samples_run):
+            self.is_main = True
+            self._save_snapshot()
 
     def _save_snapshot(self):
-        position = (self.epochs_run, self.samples_run)
-        if os.environ["LOCAL_RANK"] != "0" or self.last_saved == position:
+        if not self.is_main:
             return
         snapshot = {
             "model": self.model.module.state_dict(),  # without the DDP wrapper
@@ -173,7 +191,7 @@ class Trainer:
             "loss": self.loss,
         }
         path = self.args.snapshot_path
-        tmp_path = f"{path}.{socket.gethostname()}.{os.environ['GROUP_RANK']}.tmp"
+        tmp_path = f"{path}.{socket.gethostname()}.{os.getpid()}.tmp"
         try:
             with open(tmp_path, "wb") as file:
                 torch.save(snapshot, file)
@@ -182,11 +200,9 @@ class Trainer:
             os.replace(tmp_path, path)  # atomic: `path` is always a complete snapshot
         except (OSError, RuntimeError) as error:
             reason = error.__context__ or error  # torch.save wraps the error of a full disk
-            print(f"warning: cannot save {path} ({reason}): make room", file=sys.stderr)
-            return
-        self.last_saved = position
-        position_text = f"epoch {self.epochs_run} + {self.samples_run} samples"
-        self._log(f"{position_text} | loss {self.loss:.7g} | saved {path}")
+            sys.exit(f"cannot save {path} ({reason}): disk full, or in use by another run?")
+        position = f"epoch {self.epochs_run} + {self.samples_run} samples"
+        self._log(f"{position} | loss {self.loss:.4g} | saved {path}")
 
     def _load_snapshot(self, path):
         try:
@@ -197,8 +213,7 @@ class Trainer:
             self.samples_run = snapshot.get("samples_run", 0)
             self.loss = snapshot.get("loss", 0.0)
         except Exception as error:
-            print(f"warning: cannot load {path} ({error!r:.150})", file=sys.stderr)
-            self.epochs_run = -1
+            sys.exit(f"cannot load {path} ({error!r:.150}): move it, or set --snapshot_path")
 
     def _log(self, message):
         if not self.is_main:
@@ -222,7 +237,7 @@ class Trainer:
             self.epochs_run = epoch + 1
             self.samples_run = 0
             if self.epochs_run % self.args.save_every == 0 or self.epochs_run == total:
-                self._save_snapshot()
+                self._save_on_all_disks()
 
 
 def parse_args():
@@ -256,7 +271,10 @@ def main(local_rank, args):
             sys.exit(f"{socket.gethostname()} has too few GPUs: lower --nproc_per_node")
         torch.cuda.set_device(local_rank)  # stands in for device_id, which CPUs have not
     backend = "nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(minutes=args.timeout))
+    try:
+        dist.init_process_group(backend, timeout=timedelta(minutes=args.timeout))
+    except dist.DistError as error:
+        sys.exit(f"some rank is missing ({error!r:.150}): see its log, or raise --timeout")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     print(f"rank {dist.get_rank()} of {dist.get_world_size()} starts on {socket.gethostname()}")
     torch.manual_seed(args.seed)

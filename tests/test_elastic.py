@@ -12,6 +12,8 @@ import torch.distributed as dist
 from helpers import (
     TIMEOUT_S,
     documented,
+    documented_error,
+    free_port,
     load,
     max_abs_diff,
     patched,
@@ -64,7 +66,8 @@ def test_uneven_shards(shell, ranks=3, size=2047, batch_size=50):
     assert sorted(starts) == [(str(rank), str(ranks)) for rank in range(ranks)]
     weights, momentum, losses = reference_run(4, batch_size, size)
     logged = [float(loss) for loss in re.findall(r"epoch [1-4] \+ 0 samples \| loss (\S+)", output)]
-    assert logged == pytest.approx(losses, rel=1e-6)
+    assert logged == pytest.approx(losses, rel=1e-3)  # as many digits as there are
+    assert load(shell.folder / "snapshot.pt")["loss"] == pytest.approx(losses[-1], rel=1e-6)
     result, result_momentum = weights_and_momentum(shell.folder / "snapshot.pt")
     assert max_abs_diff(result, weights) < 1e-6
     assert max_abs_diff(result_momentum, momentum) < 1e-6
@@ -101,11 +104,11 @@ def start_node(shell, script, node, port):
             "export PET_RDZV_CONF=last_call_timeout=1,keep_alive_interval=1,"
             "keep_alive_max_attempt=3\n"
             "torchrun --nnodes=1:3 --nproc_per_node=2 --max-restarts=100 --rdzv_backend=c10d"
-            " --rdzv_endpoint=localhost:29400 elastic_ddp.py 5000 100 --snapshot_path NAME.pt",
+            " --rdzv_endpoint=localhost:29400 elastic_ddp.py 5000 100 --snapshot_path elastic_ddp.pt",
             ("29400", str(port)),
             ("--nproc_per_node=2", "--nproc_per_node=1"),
             (
-                "elastic_ddp.py 5000 100 --snapshot_path NAME.pt",
+                "elastic_ddp.py 5000 100 --snapshot_path elastic_ddp.pt",
                 f"{script} 100000 100000 --save_every_steps 5",
             ),
         ),
@@ -175,17 +178,17 @@ def positions(output):
 
 
 def test_sigterm_keeps_the_last_step(shell):
-    """It resumes in mid-epoch, on another number of ranks, with the right loss."""
-    job = shell.ranks(f"{SCRIPT} 30 100 --save_every_steps 1", 2)
-    job.wait_for("epoch 3 + 1024 samples")
+    """It resumes in mid-epoch, on another number of ranks."""
+    job = shell.ranks(f"{SCRIPT} 100 100 --save_every_steps 7", 2)
+    job.wait_for("epoch 3 + 448 samples")
     job.signal(signal.SIGTERM)
-    assert job.wait() != 0
+    job.fails("stopped by a signal")
     epochs, samples = check_snapshot(shell.folder / "snapshot.pt")
-    assert (epochs, samples) == positions(job.output)[-1] >= (3, 1024)
-    output = shell.ranks(f"{SCRIPT} {epochs + 1} 100").succeeds()
-    assert f"epoch {epochs} + {samples} samples" in output.splitlines()[1]
-    assert check_snapshot(shell.folder / "snapshot.pt") == (epochs + 1, 0)
-    losses = reference_run(epochs + 1, 64)[2]
+    assert (epochs, samples) == positions(job.output)[-1] > (3, 448)
+    output = shell.ranks(f"{SCRIPT} {epochs + 2} 1").succeeds()
+    assert f"{epochs} of {epochs + 2} epochs done" in output
+    assert check_snapshot(shell.folder / "snapshot.pt") == (epochs + 2, 0)
+    losses = reference_run(epochs + 2, 64)[2]
     assert load(shell.folder / "snapshot.pt")["loss"] == pytest.approx(losses[-1], rel=1e-6)
 
 
@@ -202,24 +205,61 @@ def test_sigterm_to_one_of_three(shell):
     assert ends == [ends[0]] * 3
 
 
-def test_broken_snapshot_and_full_disk(shell, monkeypatch):
-    """One node has half a snapshot and no room for another: it warns, and trains on."""
-    folders = [shell.folder / name for name in ("bad", "good")]
-    bad, good = (folder / "snapshot.pt" for folder in folders)
-    good.parent.mkdir()
-    arguments = ["singlegpu.py", "2", "2", "--batch_size", "64", "--snapshot_path", str(good)]
+def three_sharing(shell, script, arguments):
+    """Starts a rank on each of three nodes that share a disk; returns them and their snapshot."""
+    folders = [shell.folder / name for name in "abc"]
+    snapshot = shell.folder / "snapshot.pt"
+    return shell.ranks_on(folders, f"{script} {arguments} --snapshot_path {snapshot}"), snapshot
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_survivors_save_the_last_step(shell, rank):
+    """One of three dies before its eleventh step, be it rank 0: the others save the tenth."""
+    setup = f"""
+run_batch = script.Trainer._run_batch
+def die_or_run_batch(self, inputs, targets):
+    if (self.epochs_run, self.samples_run, os.environ["RANK"]) == (1, 640, "{rank}"):
+        os.kill(os.getpid(), 9)
+    return run_batch(self, inputs, targets)
+script.Trainer._run_batch = die_or_run_batch
+"""
+    (shell.folder / "mortal.py").write_text(patched(SCRIPT, setup))
+    job, snapshot = three_sharing(shell, f"{shell.folder}/mortal.py", "3 3")
+    assert job.wait() != 0
+    assert check_snapshot(snapshot) == (1, 640)
+    assert list(shell.folder.glob("*.tmp")) == []
+
+
+def test_no_older_snapshot_replaces_a_newer_one(shell):
+    """A world that was cut off ends at last: others have trained on and saved meanwhile."""
+    job, snapshot = three_sharing(shell, SCRIPT, "100000 1")
+    job.wait_for("epoch 1 + 0 samples")
+    for rank in job.ranks:  # none of them saves while the file is replaced
+        os.kill(rank.pid, signal.SIGSTOP)
+    torch.save(load(snapshot) | {"epochs_run": 90000}, snapshot)
+    os.kill(job.ranks[0].pid, signal.SIGKILL)
+    for rank in job.ranks[1:]:
+        os.kill(rank.pid, signal.SIGCONT)
+    assert job.wait() != 0
+    assert load(snapshot)["epochs_run"] == 90000
+
+
+def test_resumes_from_any_stage(shell, monkeypatch):
+    """Of two nodes without a shared disk one has a snapshot, of singlegpu.py: both resume from it."""
+    folders = [shell.folder / name for name in ("without", "with")]
+    snapshot = folders[1] / "snapshot.pt"
+    snapshot.parent.mkdir()
+    arguments = ["singlegpu.py", "2", "2", "--batch_size", "64", "--snapshot_path", str(snapshot)]
     monkeypatch.setattr(sys, "argv", arguments)
-    singlegpu.main(singlegpu.parse_args())  # any stage resumes from any other's
-    bad.parent.mkdir()
-    bad.write_bytes(good.read_bytes()[:700])
-    job = shell.ranks_on(folders, f"{SCRIPT} 3 1", full_disk_folders=folders[:1])
-    assert job.wait() == 0, job.output
-    full = "warning: cannot save snapshot.pt ([Errno 27] File too large): make room"
-    warnings = [line for line in job.output.splitlines() if "warning" in line]
-    assert warnings[0].startswith("warning: cannot load snapshot.pt (")
-    assert warnings[1:] and set(warnings[1:]) == {full}
-    assert check_snapshot(good) == (3, 0)
-    # Broken ones alone: it ends, and leaves them as they are.
-    job = shell.ranks_on(folders[:1], f"{SCRIPT} 4 4")
-    job.fails("cannot load any snapshot.pt: to start afresh, move it away")
-    assert len(bad.read_bytes()) == 700
+    singlegpu.main(singlegpu.parse_args())
+    shell.ranks_on(folders, f"{SCRIPT} 3 1").succeeds()
+    assert [check_snapshot(folder / "snapshot.pt") for folder in folders] == [(3, 0)] * 2
+
+
+def test_late_peer(shell):
+    """Each says that another is missing, be it rank 0 or not."""
+    for rank in "01":
+        world = {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost"}
+        port = str(free_port())
+        job = shell.start(f"python {SCRIPT} 3 --timeout 0.02", MASTER_PORT=port, **world)
+        job.fails("some rank is missing (", documented_error("): see its log, or raise --timeout"))

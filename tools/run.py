@@ -92,14 +92,13 @@ def commands(script, gpus, epochs):
         return [f"torchrun --standalone --nproc_per_node={min(gpus, 2) or 2} {arguments}"]
     rendezvous = f"--rdzv_backend=c10d --rdzv_endpoint=localhost:{STORE.port} --rdzv_id={script}"
     if script == "elastic_ddp.py":
-        # Each node has a snapshot of its own: no disk is shared. See docs/elastic_ddp.md.
+        # See docs/elastic_ddp.md.
         rdzv_conf = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
         options = f"--nnodes=1:3 --nproc_per_node=1 --max-restarts=100 --rdzv_conf={rdzv_conf}"
         torchrun = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun"
-        launch = f"{torchrun} {options} {rendezvous} {script} {epochs}"
+        launch = f"{torchrun} {options} {rendezvous} {arguments} --save_every_steps 8"
         cpu = "CUDA_VISIBLE_DEVICES= " if gpus else ""
-        path = "--save_every_steps 8 --snapshot_path runs/elastic_ddp"
-        return [f"{cpu}{launch} {path}-{node}.pt" for node in range(3)]
+        return [f"{cpu}{launch}"] * 3
     if gpus >= 2:  # two processes cannot share a GPU, so each "node" gets one of its own
         launch = f"torchrun --nnodes=2 --nproc_per_node=1 {rendezvous} {arguments}"
         return [f"CUDA_VISIBLE_DEVICES={gpu} {launch}" for gpu in range(2)]

@@ -18,14 +18,14 @@ STEPS = [
     Step("singlegpu.py", "multigpu.py", 42),
     Step("multigpu.py", "multigpu_torchrun.py", 20),
     Step("multigpu_torchrun.py", "multinode.py", 16),
-    Step("multinode.py", "elastic_ddp.py", 130),
+    Step("multinode.py", "elastic_ddp.py", 121),
 ]
 JOB_STEPS = [
     Step("slurm/singlegpu.sbatch", "slurm/multigpu.sbatch", 8),
     Step("slurm/multigpu.sbatch", "slurm/multigpu_torchrun.sbatch", 8),
     Step("slurm/multigpu_torchrun.sbatch", "slurm/multinode.sbatch", 16),
     Step("slurm/multinode.sbatch", "slurm/multinode_srun.sbatch", 16),
-    Step("slurm/multinode.sbatch", "slurm/elastic_ddp.sbatch", 91),
+    Step("slurm/multinode.sbatch", "slurm/elastic_ddp.sbatch", 45),
 ]
 RECIPES = [
     Step("multinode.py", "recipes/mixed_precision.py", 20),
