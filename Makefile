@@ -33,7 +33,7 @@ cascade: .venv/dev  ## carry an uncommitted edit of FROM=singlegpu.py down the c
 	python tools/cascade.py $(FROM)
 
 chaos: .venv/run  ## inject faults into a training on three nodes: make chaos FAULTS=20 SEED=1
-	python tools/chaos.py $(FAULTS) $(if $(SEED),--seed $(SEED))
+	python tools/chaos.py $(FAULTS) $(if $(SEED),--seed $(SEED)) $(if $(filter local,$(DISKS)),--local-disks)
 
 bench: .venv/bench  ## compare the speed with a bare loop, raw DDP, Accelerate and Fabric
 	python bench/epoch_time.py

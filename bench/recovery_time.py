@@ -1,4 +1,4 @@
-"""Seconds from the SIGKILL of one of three nodes to the next optimizer step of the others.
+"""Seconds from the SIGKILL of one of three nodes to the next optimizer step of the others, by phase.
 
 With torchrun's default settings and with those of docs/elastic_ddp.md, in turn: recovery_time.py 10
 """
@@ -18,6 +18,21 @@ from pathlib import Path
 from torch.distributed import TCPStore
 
 ROOT = Path(__file__).resolve().parent.parent
+# What each phase ends with: the time at which the last of both survivors has printed it.
+PHASES = {
+    "noticed": "Error",
+    "agreed, processes started": "python started",
+    "torch imported": "torch imported",
+    "group formed": "of 2 starts",
+    "first step": " samples |",
+}
+# Runs the script in a process that tells what it has done so far.
+TIMED = f"""
+print("python started", flush=True)
+import runpy, sys, torch
+print("torch imported", flush=True)
+runpy.run_path({str(ROOT / "elastic_ddp.py")!r}, run_name="__main__")
+"""
 FAST_CONF = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
 # The store is in this process, so that any of the three nodes can be killed.
 STORE = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
@@ -26,11 +41,12 @@ STORE = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
 class Node:
     def __init__(self, folder, name, run, settings):
         (folder / name).mkdir()
+        (folder / name / "timed.py").write_text(TIMED)
         self.log = folder / name / "log"
         self.mark = f"NODE={uuid.uuid4()}"
         options = f"--nnodes=1:3 --nproc_per_node=1 --max-restarts=100 --rdzv_id={run}"
         rendezvous = f"--rdzv_backend=c10d --rdzv_endpoint=localhost:{STORE.port} {settings}"
-        script = f"{ROOT}/elastic_ddp.py 100000 100000 --save_every_steps 1"
+        script = "timed.py 100000 100000 --save_every_steps 1"
         with self.log.open("w") as log:
             subprocess.Popen(
                 f"torchrun {options} {rendezvous} {script}".split(),
@@ -68,19 +84,35 @@ def wait(nodes, world_size, timeout_s=300):
 
 
 def measure(settings):
+    """Returns the seconds of each phase."""
     folder = Path(tempfile.mkdtemp())
     run = uuid.uuid4().hex
     nodes = [Node(folder, name, run, settings) for name in "abc"]
     try:
         wait(nodes, 3)
+        read = [len(node.log.read_text()) for node in nodes[:2]]
         killed = time.monotonic()
         nodes.pop().kill()
-        wait(nodes, 2)
-        return time.monotonic() - killed
+        seconds = []
+        for mark in PHASES.values():
+            # Only rank 0 prints steps.
+            while [mark in tail for tail in tails(nodes, read)].count(True) < 2 - (mark[0] == " "):
+                if time.monotonic() > killed + 300:
+                    sys.exit("recovery_time.py: no step within 300 s\n" + nodes[0].log.read_text())
+                time.sleep(0.01)
+            seconds.append(time.monotonic() - killed - sum(seconds))
+            if mark == "Error":  # the last step is saved once more
+                read = [len(node.log.read_text()) for node in nodes]
+        return seconds
     finally:
         for node in nodes:
             node.kill()
         shutil.rmtree(folder)
+
+
+def tails(nodes, read):
+    """Returns what each node has printed since so many characters."""
+    return [node.log.read_text()[n:] for node, n in zip(nodes, read, strict=True)]
 
 
 def main():
@@ -94,9 +126,12 @@ def main():
         for name, settings in settings_by_name.items():
             if settings or number < max(1, rounds // 5):  # the defaults take minutes
                 seconds[name].append(measure(settings))
-    for name, values in seconds.items():
-        low, middle, high = min(values), statistics.median(values), max(values)
-        print(f"{name}: {middle:.1f} s (median of {len(values)}, {low:.1f} to {high:.1f})")
+    for name, rows in seconds.items():
+        totals = [sum(row) for row in rows]
+        low, middle, high = min(totals), statistics.median(totals), max(totals)
+        print(f"{name}: {middle:.1f} s (median of {len(rows)}, {low:.1f} to {high:.1f})")
+        for phase, values in zip(PHASES, zip(*rows, strict=True), strict=True):
+            print(f"  {statistics.median(values):5.1f} s  {phase}")
 
 
 if __name__ == "__main__":

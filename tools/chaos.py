@@ -1,10 +1,11 @@
 """Injects faults into a training on three nodes and checks what comes out: chaos.py 20
 
-Starts slurm/elastic_ddp.sbatch on a pocket cluster, without a shared disk, and injects so many
-faults, each of a random type, on a random node, at a random moment, half of them before the job is
-up again. Every type comes once before one comes again. At the end: did the job ever resume from an
-older snapshot than it had logged, and are its weights those of singlegpu.py, undisturbed? Both
-compute in float64, since in float32 the rounding of so many steps would hide a fault's traces.
+Starts slurm/elastic_ddp.sbatch on a pocket cluster and injects so many faults, each of a random
+type, on a random node, at a random moment, half of them before the job is up again. Every type
+comes once before one comes again. The snapshot is on a shared disk or, with --local-disks, each
+node has its own. At the end: did the job ever resume from an older snapshot than it had logged, and
+are its weights those of singlegpu.py, undisturbed? Both compute in float64, since in float32 the
+rounding of so many steps would hide a fault's traces.
 """
 
 import argparse
@@ -24,8 +25,8 @@ import torch
 from steps import ROOT
 
 NODES = ("node1", "node2", "node3")
-SNAPSHOT = "/dev/shm/snapshot.pt"  # on each node its own
-TIMEOUT_S = 300  # without new output in the log: several times what the slowest fault costs
+LOCAL_SNAPSHOT = "/dev/shm/snapshot.pt"  # on each node its own
+TIMEOUT_S = 400  # without a new snapshot in the log: several times what the slowest fault costs
 
 
 def run(*command):
@@ -33,13 +34,13 @@ def run(*command):
 
 
 def kill(node, mark="SLURM_STEP_ID=", signum=signal.SIGKILL):
-    """Signals the node's processes that have `mark` in their environment or command line."""
+    """Signals the node's processes with `mark`, a pattern, in their environment or command line."""
     init_pid = (Path(shutil.which("on")).parent.parent / node / "pid").read_text().strip()
     network = os.stat(f"/proc/{init_pid}/ns/net").st_ino
     for process in Path("/proc").glob("[0-9]*"):
         try:
             text = (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
-            if os.stat(process / "ns" / "net").st_ino == network and mark.encode() in text:
+            if os.stat(process / "ns" / "net").st_ino == network and re.search(mark.encode(), text):
                 os.kill(int(process.name), signum)
         except OSError:
             continue  # it has just ended
@@ -75,9 +76,9 @@ def sigterm(node, job):
     kill(node, signum=signal.SIGTERM)
 
 
-def truncated_snapshot(node, job):
-    """snapshot cut short, then torchrun and its ranks killed"""
-    run("on", node, "truncate", "--size=1K", SNAPSHOT)
+def crash_of_slurmstepd(node, job):
+    """slurmstepd, which starts a step's tasks, killed with them"""
+    kill(node, r"slurmstepd: \[\d+\.\d+\]")  # not that of the job file
     kill(node)
 
 
@@ -88,10 +89,17 @@ def network_outage(node, job):
     run("ip", "link", "set", node, "up")
 
 
-def power_cut(node, job):
-    """power cut for 5 seconds"""
+def short_power_cut(node, job):
+    """power cut for 3 seconds: Slurm does not notice it"""
     run("power", "off", node)
-    time.sleep(5)
+    time.sleep(3)
+    run("power", "on", node)
+
+
+def long_power_cut(node, job):
+    """power cut for 25 seconds: Slurm gives the node up"""
+    run("power", "off", node)
+    time.sleep(25)
     run("power", "on", node)
 
 
@@ -114,9 +122,10 @@ FAULT_TYPES = {
         crash_of_rank,
         crash_of_store,
         sigterm,
-        truncated_snapshot,
+        crash_of_slurmstepd,
         network_outage,
-        power_cut,
+        short_power_cut,
+        long_power_cut,
         requeue,
         preemption,
     )
@@ -129,7 +138,9 @@ class ChaosRun:
         self.started, self.last_rescheduled = time.monotonic(), -math.inf
         epochs = f"{args.epochs} {args.epochs}"
         command = f"--gpus-per-node=1 slurm/elastic_ddp.sbatch {epochs}"
-        command += f" --save_every_steps 16 --timeout 0.5 --snapshot_path {SNAPSHOT}"
+        command += " --save_every_steps 16 --timeout 0.5"
+        if args.local_disks:
+            command += f" --snapshot_path {LOCAL_SNAPSHOT}"
         self.log_event(f"$ sbatch {command}")
         self.job = run("sbatch", "--parsable", *command.split()).strip()
         self.log = Path(f"elastic_ddp-{self.job}.out")
@@ -162,14 +173,15 @@ class ChaosRun:
 
     def wait(self, ready=lambda: False):
         """Waits until `ready()` or until the job has ended."""
-        text = ""
-        last_output = time.monotonic()
+        saved = 0
+        last_saved = time.monotonic()
         while self.running() and not ready():
-            if self.read() != text:
-                text = self.read()
-                last_output = time.monotonic()
-            if time.monotonic() > last_output + TIMEOUT_S:
-                sys.exit(f"chaos: no output for {TIMEOUT_S} s: see {self.log}")
+            if len(self.positions()) > saved:
+                saved = len(self.positions())
+                last_saved = time.monotonic()
+            if time.monotonic() > last_saved + TIMEOUT_S:
+                print(run("squeue"), run("sinfo"), run("scontrol", "show", "job", self.job))
+                sys.exit(f"chaos: no new snapshot in {TIMEOUT_S} s: see {self.log}")
             time.sleep(0.2)
 
     def inject_faults(self):
@@ -210,12 +222,14 @@ def prepare(folder):
         )
 
 
-def newest_snapshot():
-    """Returns the newest of the nodes' snapshots."""
+def newest_snapshot(local_disks):
+    """Returns the snapshot, or the newest of the nodes' snapshots."""
+    if not local_disks:
+        return torch.load("snapshot.pt", weights_only=True)
     found = []
     for node in NODES:
         copy = Path(f"{node}.pt")
-        run("on", node, "cp", SNAPSHOT, str(copy))
+        run("on", node, "cp", LOCAL_SNAPSHOT, str(copy))
         if copy.exists():
             found.append(torch.load(copy, weights_only=True))
     return max(found, key=lambda snapshot: (snapshot["epochs_run"], snapshot["samples_run"]))
@@ -234,7 +248,7 @@ def inside(args):
         "--batch_size=64",
         "--snapshot_path=reference.pt",
     )
-    weights = newest_snapshot()["model"]
+    weights = newest_snapshot(args.local_disks)["model"]
     reference = torch.load("reference.pt", weights_only=True)["model"]
     max_abs_diff = max((weights[name] - reference[name]).abs().max().item() for name in reference)
     for name, count in faults.items():
@@ -256,10 +270,12 @@ def main():
     parser.add_argument("--seed", type=int, default=random.randrange(1000))
     parser.add_argument("--epochs", type=int, help="by default 40 per fault")
     parser.add_argument("--types", nargs="+", choices=FAULT_TYPES, default=list(FAULT_TYPES))
+    parser.add_argument("--local-disks", action="store_true", help="no disk is shared")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     args.epochs = args.epochs or 40 * args.faults
-    folder = ROOT / "runs" / f"chaos-{args.seed}"
+    disks = "local" if args.local_disks else "shared"
+    folder = ROOT / "runs" / f"chaos-{disks}-{args.seed}"
     if args.inside:
         os.chdir(folder)
         inside(args)
