@@ -24,6 +24,7 @@ from pathlib import Path
 import torch
 from steps import ROOT
 
+POSITION = re.compile(r"epoch (\d+) \+ (\d+) samples")
 NODES = ("node1", "node2", "node3")
 LOCAL_SNAPSHOT = "/dev/shm/snapshot.pt"  # on each node its own
 TIMEOUT_S = 400  # without a new snapshot in the log: several times what the slowest fault costs
@@ -165,8 +166,17 @@ class ChaosRun:
 
     def positions(self):
         """Returns epoch and sample of each snapshot in the log."""
-        found = re.findall(r"epoch (\d+) \+ (\d+) samples", self.read())
-        return [(int(epoch), int(samples)) for epoch, samples in found]
+        return [(int(epoch), int(samples)) for epoch, samples in POSITION.findall(self.read())]
+
+    def never_older(self):
+        """Returns whether every start of the training resumed from what was saved last."""
+        newest = (0, 0)
+        for start in self.read().split("epochs done")[1:]:
+            saved = [(int(epoch), int(samples)) for epoch, samples in POSITION.findall(start)]
+            if min(saved, default=newest) < newest:
+                return False
+            newest = max(saved, default=newest)
+        return True
 
     def position(self):
         return "after epoch {}, sample {}".format(*[(0, 0), *self.positions()][-1])
@@ -253,7 +263,7 @@ def inside(args):
     max_abs_diff = max((weights[name] - reference[name]).abs().max().item() for name in reference)
     for name, count in faults.items():
         print(f"{count} x {FAULT_TYPES[name].__doc__}")
-    never_older = chaos.positions() == sorted(chaos.positions())
+    never_older = chaos.never_older()
     if not never_older:
         print("BAD: it resumed from an older snapshot")
     complete = state == "COMPLETED" and faults.total() == args.faults
