@@ -1,4 +1,4 @@
-"""Seconds from the SIGKILL of one of three nodes to the next optimizer step of the others, by phase.
+"""Seconds from the SIGKILL of one of three nodes to the next step of the others, by phase.
 
 With torchrun's default settings and with those of docs/elastic_ddp.md, in turn: recovery_time.py 10
 """

@@ -104,7 +104,8 @@ def start_node(shell, script, node, port):
             "export PET_RDZV_CONF=last_call_timeout=1,keep_alive_interval=1,"
             "keep_alive_max_attempt=3\n"
             "torchrun --nnodes=1:3 --nproc_per_node=2 --max-restarts=100 --rdzv_backend=c10d"
-            " --rdzv_endpoint=localhost:29400 elastic_ddp.py 5000 100 --snapshot_path elastic_ddp.pt",
+            " --rdzv_endpoint=localhost:29400 elastic_ddp.py 5000 100"
+            " --snapshot_path elastic_ddp.pt",
             ("29400", str(port)),
             ("--nproc_per_node=2", "--nproc_per_node=1"),
             (
@@ -245,7 +246,7 @@ def test_no_older_snapshot_replaces_a_newer_one(shell):
 
 
 def test_resumes_from_any_stage(shell, monkeypatch):
-    """Of two nodes without a shared disk one has a snapshot, of singlegpu.py: both resume from it."""
+    """Of two nodes without a shared disk one has a snapshot, of singlegpu.py: both use it."""
     folders = [shell.folder / name for name in ("without", "with")]
     snapshot = folders[1] / "snapshot.pt"
     snapshot.parent.mkdir()
@@ -263,3 +264,19 @@ def test_late_peer(shell):
         port = str(free_port())
         job = shell.start(f"python {SCRIPT} 3 --timeout 0.02", MASTER_PORT=port, **world)
         job.fails("some rank is missing (", documented_error("): see its log, or raise --timeout"))
+
+
+@pytest.mark.gpu
+def test_gpu_resumes_in_mid_epoch(shell):
+    """Stopped by a signal and started again, it trains like a plain loop on the CPU."""
+    torchrun = "torchrun --standalone --nproc_per_node=1"
+    job = shell.start(f"{torchrun} {SCRIPT} 1000 1000 --save_every_steps 7")
+    job.wait_for("epoch 3 + 448 samples")
+    os.kill(job.torchrun(), signal.SIGTERM)
+    assert job.wait() != 0
+    snapshot = shell.folder / "snapshot.pt"
+    epochs = load(snapshot)["epochs_run"]
+    assert (epochs, load(snapshot)["samples_run"]) > (3, 448)
+    shell.run(f"{torchrun} {SCRIPT} {epochs + 1} 1")
+    weights = [weight.cpu() for weight in weights_and_momentum(snapshot)[0]]
+    assert max_abs_diff(weights, reference_run(epochs + 1, 64)[0]) < 1e-3

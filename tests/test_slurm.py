@@ -325,7 +325,9 @@ def test_node_blinks_and_time_limit(cluster, shell):
     job = cluster(
         f"""
         job=$(sbatch --parsable --nodes=2 --gpus-per-node=1 slurm/elastic_ddp.sbatch 10 2)
-        trained() {{ until grep -q "epoch $1 " elastic_ddp-$job.out; do sleep 0.1; done 2>/dev/null; }}
+        trained() {{
+          until grep -q "epoch $1 " elastic_ddp-$job.out; do sleep 0.1; done 2>/dev/null
+        }}
         trained 2
         power off node2
         sleep 3
