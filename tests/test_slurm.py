@@ -291,7 +291,7 @@ def test_power_cut_as_documented(cluster, shell):
     """The first node's power fails; the others save, the job comes back, and resumes from there."""
     elastic_with_pauses(shell.folder)
     submit = documented(
-        "sbatch --gpus-per-node=1 slurm/elastic_ddp.sbatch 400 5 --timeout 0.15",
+        "sbatch --gpus-per-node=1 slurm/elastic_ddp.sbatch 400 5 --timeout 0.5",
         ("--gpus", "--nodes=2 --gpus"),
         ("400 5", "8 8 --save_every_steps 30"),
     )
