@@ -149,7 +149,8 @@ class Trainer:
             targets = targets.to(self.device, non_blocking=True)
             loss = self._run_batch(inputs, targets)
             total_loss.add_(loss, alpha=len(inputs))
-            step = self.samples_run // self.args.batch_size
+            steps_of_epoch = math.ceil(self.samples_run / self.args.batch_size)
+            step = epoch * len(self.train_loader) + steps_of_epoch
             if step % self.args.save_every_steps == 0:
                 self._save_on_all_disks()
             if step % 5 == 0 and self._on_any_rank(self.stop_requested):  # asking takes time
@@ -177,7 +178,7 @@ class Trainer:
             snapshot = torch.load(self.args.snapshot_path, "cpu", mmap=True, weights_only=True)
             saved = (snapshot["epochs_run"], snapshot.get("samples_run", 0))
         if os.environ["LOCAL_RANK"] == "0" and saved < (self.epochs_run, self.samples_run):
-            self.is_main = True
+            self.is_main = True  # this disk is not shared, or rank 0 is gone
             self._save_snapshot()
 
     def _save_snapshot(self):
@@ -244,7 +245,7 @@ def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("total_epochs", nargs="?", type=int, default=50)
     parser.add_argument("save_every", nargs="?", type=int, default=10, help="in epochs")
-    parser.add_argument("--save_every_steps", type=int, default=100, help="within an epoch")
+    parser.add_argument("--save_every_steps", type=int, default=100, help="as well")
     parser.add_argument("--batch_size", type=int, default=64, help="of all devices together")
     parser.add_argument("--timeout", type=float, default=10, help="for silent peers, in minutes")
     parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")

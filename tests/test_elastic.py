@@ -181,16 +181,27 @@ def positions(output):
 def test_sigterm_keeps_the_last_step(shell):
     """It resumes in mid-epoch, on another number of ranks."""
     job = shell.ranks(f"{SCRIPT} 100 100 --save_every_steps 7", 2)
-    job.wait_for("epoch 3 + 448 samples")
+    job.wait_for("epoch 3 + 128 samples")
     job.signal(signal.SIGTERM)
     job.fails("stopped by a signal")
     epochs, samples = check_snapshot(shell.folder / "snapshot.pt")
-    assert (epochs, samples) == positions(job.output)[-1] > (3, 448)
+    assert (epochs, samples) == positions(job.output)[-1] > (3, 128)
     output = shell.ranks(f"{SCRIPT} {epochs + 2} 1").succeeds()
     assert f"{epochs} of {epochs + 2} epochs done" in output
     assert check_snapshot(shell.folder / "snapshot.pt") == (epochs + 2, 0)
     losses = reference_run(epochs + 2, 64)[2]
     assert load(shell.folder / "snapshot.pt")["loss"] == pytest.approx(losses[-1], rel=1e-6)
+
+
+def test_epochs_of_one_step(shell):
+    """Steps are counted over the epochs: it saves every seventh, and stops at a signal."""
+    job = shell.ranks(f"{SCRIPT} 100000 100000 --batch_size 2048 --save_every_steps 7", 2)
+    job.wait_for("saved", times=3)
+    job.signal(signal.SIGTERM)
+    job.fails("stopped by a signal")
+    steps = [epochs + samples // 2048 for epochs, samples in positions(job.output)]
+    assert steps[:3] == [7, 14, 21]
+    assert steps[-1] > 21 and steps[-1] % 5 == 0
 
 
 def test_sigterm_to_one_of_three(shell):
@@ -271,12 +282,12 @@ def test_gpu_resumes_in_mid_epoch(shell):
     """Stopped by a signal and started again, it trains like a plain loop on the CPU."""
     torchrun = "torchrun --standalone --nproc_per_node=1"
     job = shell.start(f"{torchrun} {SCRIPT} 1000 1000 --save_every_steps 7")
-    job.wait_for("epoch 3 + 448 samples")
+    job.wait_for("epoch 3 + 128 samples")
     os.kill(job.torchrun(), signal.SIGTERM)
     assert job.wait() != 0
     snapshot = shell.folder / "snapshot.pt"
     epochs = load(snapshot)["epochs_run"]
-    assert (epochs, load(snapshot)["samples_run"]) > (3, 448)
+    assert (epochs, load(snapshot)["samples_run"]) > (3, 128)
     shell.run(f"{torchrun} {SCRIPT} {epochs + 1} 1")
     weights = [weight.cpu() for weight in weights_and_momentum(snapshot)[0]]
     assert max_abs_diff(weights, reference_run(epochs + 1, 64)[0]) < 1e-3

@@ -291,7 +291,7 @@ def lives(folder):
 
 
 def test_power_cut_as_documented(cluster, shell):
-    """The first node's power fails; the others save, the job comes back, and resumes from there."""
+    """The first node's power fails; the job comes back, and resumes from what was saved last."""
     elastic_with_pauses(shell.folder)
     submit = documented(
         "sbatch --gpus-per-node=1 slurm/elastic_ddp.sbatch 400 5 --timeout 0.5",
