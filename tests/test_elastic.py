@@ -102,7 +102,7 @@ def start_node(shell, script, node, port):
             "export OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= TORCH_CPP_LOG_LEVEL=ERROR\n"
             "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1\n"
             "export PET_RDZV_CONF=last_call_timeout=1,keep_alive_interval=1,"
-            "keep_alive_max_attempt=2\n"
+            "keep_alive_max_attempt=3\n"
             "torchrun --nnodes=1:3 --nproc_per_node=2 --max-restarts=100 --rdzv_backend=c10d"
             " --rdzv_endpoint=localhost:29400 elastic_ddp.py 5000 100"
             " --snapshot_path elastic_ddp.pt",
