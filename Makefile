@@ -17,6 +17,9 @@ run: .venv/run  ## train with every stage in turn
 test: .venv/dev  ## check every claim; without Slurm installed, its tests are skipped, and say so
 	pytest $(PYTEST_ARGS)
 
+path: .venv/dev  ## type every command of README and the pages, in their order, in a fresh clone
+	pytest -n 0 -m path
+
 lint: .venv/dev  ## check the style
 	ruff check .
 	ruff format --check .

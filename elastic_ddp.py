@@ -59,7 +59,7 @@ class ToyDataset(Dataset):
 
 
 class ElasticBatchSampler(DistributedSampler):
-    """Yields this rank's part of each global batch of an epoch, from sample `samples_run` on."""
+    """Yields this rank's shard of each global batch of an epoch, from sample `samples_run` on."""
 
     def __init__(self, dataset, global_batch_size, **kwargs):
         super().__init__(dataset, **kwargs)
@@ -77,17 +77,17 @@ class ElasticBatchSampler(DistributedSampler):
         order = torch.randperm(len(self.dataset), generator=generator).tolist()
         for start in range(self.samples_run, len(order), self.global_batch_size):
             global_batch = order[start : start + self.global_batch_size]
-            part = global_batch[self.rank :: self.num_replicas]
-            # A rank without a part takes any sample, since all must do the step; its weight is 0.
-            yield part or global_batch[:1]
+            shard = global_batch[self.rank :: self.num_replicas]
+            # A rank without samples takes any, with weight 0, since all ranks must take the step.
+            yield shard or global_batch[:1]
 
 
 class Trainer:
-    """Trains `model`, already on `device`, up to `args.total_epochs`; resumes from any snapshot.
+    """Trains `model`, already on `device`, for `args.total_epochs`; resumes if a snapshot exists.
 
     A snapshot holds all that is needed to resume: the state_dicts of `model` and `optimizer`, and
     `epochs_run`, the number of completed epochs and so the index of the next one.
-    Of the next one, `samples_run` samples are done.
+    Of that next epoch, the first `samples_run` samples are trained already.
     """
 
     def __init__(self, model, train_loader, loss_fn, optimizer, device, args):
@@ -106,7 +106,7 @@ class Trainer:
         self._sync_weights()
         self.model = nn.parallel.DistributedDataParallel(model)  # no device_ids: we move the inputs
         self.is_main = dist.get_rank() == 0  # this process logs and saves
-        if dist.get_backend() == "gloo":  # if NCCL fails, the last step may be garbage
+        if dist.get_backend() == "gloo":  # after an NCCL error, the weights may be garbage
             atexit.register(self._save_if_newer)
         for signum in (signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, self._request_stop)
@@ -115,7 +115,7 @@ class Trainer:
         self.stop_requested = True
 
     def _sync_weights(self):
-        """Gives every rank the newest snapshot; without a shared disk, some nodes lack it."""
+        """Loads the newest snapshot on every rank; without a shared disk, some nodes lack it."""
         starts = [None] * dist.get_world_size()
         dist.all_gather_object(starts, (self.epochs_run, self.samples_run))
         if min(starts) < max(starts):
@@ -129,7 +129,7 @@ class Trainer:
     def _run_batch(self, inputs, targets):
         global_size = min(self.args.batch_size, len(self.train_loader.dataset) - self.samples_run)
         local_size = len(range(dist.get_rank(), global_size, dist.get_world_size()))
-        weight = local_size / global_size * dist.get_world_size()  # DDP takes the ranks' mean
+        weight = local_size / global_size * dist.get_world_size()  # DDP averages over ranks
         self.optimizer.zero_grad()
         loss = self.loss_fn(self.model(inputs), targets)
         (loss * weight).backward()
@@ -139,7 +139,7 @@ class Trainer:
 
     def _run_epoch(self, epoch):
         """Trains one epoch and sets `self.loss` to its mean loss per sample."""
-        # Seeds that follow from the epoch let a resumed run repeat the sample order and dropout.
+        # Seeding by epoch gives a resumed run the same sample order and dropout as an unbroken one.
         start = self.samples_run
         self.train_loader.batch_sampler.set_position(epoch, start)
         torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
@@ -153,26 +153,26 @@ class Trainer:
             step = epoch * len(self.train_loader) + steps_of_epoch
             if step % self.args.save_every_steps == 0:
                 self._save_on_all_disks()
-            if step % 5 == 0 and self._on_any_rank(self.stop_requested):  # asking takes time
+            if step % 5 == 0 and self._on_any_rank(self.stop_requested):  # checking costs time
                 self._save_on_all_disks()
                 sys.exit("stopped by a signal")
         dist.all_reduce(total_loss)  # the sum over all ranks
         self.loss = total_loss.item() / max(1, self.samples_run - start)
 
     def _on_any_rank(self, flag):
-        """Returns whether `flag` is set on any rank; each waits for all others."""
+        """Returns whether `flag` is set on any rank. All ranks must call it; it is a barrier."""
         flags = torch.tensor(float(flag), device=self.device)
         dist.all_reduce(flags)
         return flags.item() > 0
 
     def _save_on_all_disks(self):
-        """Saves on rank 0; then on each node that does not find that snapshot on its disk."""
+        """Saves on rank 0, then on each node that does not see that snapshot (no shared disk)."""
         self._save_snapshot()
         self._on_any_rank(False)  # waits for rank 0
         self._save_if_newer()
 
     def _save_if_newer(self):
-        """Saves on the first rank of this node, unless the disk has this step or a later one."""
+        """Saves on local rank 0, unless the snapshot on disk is of this step or a later one."""
         saved = (-1, 0)
         if os.path.exists(self.args.snapshot_path):
             snapshot = torch.load(self.args.snapshot_path, "cpu", mmap=True, weights_only=True)
@@ -201,7 +201,7 @@ class Trainer:
             os.replace(tmp_path, path)  # atomic: `path` is always a complete snapshot
         except (OSError, RuntimeError) as error:
             reason = error.__context__ or error  # torch.save wraps the error of a full disk
-            sys.exit(f"cannot save {path} ({reason}): disk full, or in use by another run?")
+            sys.exit(f"cannot save {path} ({reason}): disk full, or file used by another run?")
         position = f"epoch {self.epochs_run} + {self.samples_run} samples"
         self._log(f"{position} | loss {self.loss:.4g} | saved {path}")
 
@@ -214,7 +214,7 @@ class Trainer:
             self.samples_run = snapshot.get("samples_run", 0)
             self.loss = snapshot.get("loss", 0.0)
         except Exception as error:
-            sys.exit(f"cannot load {path} ({error!r:.150}): move it, or set --snapshot_path")
+            sys.exit(f"cannot load {path} ({error!r:.150}): move it or set another --snapshot_path")
 
     def _log(self, message):
         if not self.is_main:
@@ -226,11 +226,11 @@ class Trainer:
         total = self.args.total_epochs
         steps = len(self.train_loader)
         location = f"{self.device} of {socket.gethostname()}"
-        self._log(f"{start_epoch} of {total} epochs done, {steps} steps each, on {location}")
+        self._log(f"{start_epoch} of {total} epochs done, {steps} steps per epoch, on {location}")
         if start_epoch >= total:
             self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
         epochs = range(start_epoch, total)
-        disable = None if self.is_main else True  # None: if the output is not a terminal
+        disable = None if self.is_main else True  # None: disabled unless on a terminal
         progress = tqdm(epochs, initial=start_epoch, total=total, unit="epoch", disable=disable)
         for epoch in progress:
             self._run_epoch(epoch)
@@ -244,18 +244,18 @@ class Trainer:
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("total_epochs", nargs="?", type=int, default=50)
-    parser.add_argument("save_every", nargs="?", type=int, default=10, help="in epochs")
-    parser.add_argument("--save_every_steps", type=int, default=100, help="as well")
+    parser.add_argument("save_every", nargs="?", type=int, default=10, help="epochs per snapshot")
+    parser.add_argument("--save_every_steps", type=int, default=100, help="steps per snapshot")
     parser.add_argument("--batch_size", type=int, default=64, help="of all devices together")
-    parser.add_argument("--timeout", type=float, default=10, help="for silent peers, in minutes")
+    parser.add_argument("--timeout", type=float, default=10, help="of collectives, in minutes")
     parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
     parser.add_argument("--snapshot_path", default="snapshot.pt")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     if "LOCAL_RANK" not in os.environ:
-        parser.error("start it with torchrun, as the top of this file shows")
+        parser.error("start this script with torchrun, as its first lines show")
     if min(args.total_epochs, args.save_every, args.save_every_steps, args.batch_size) < 1:
-        parser.error("epochs, intervals and --batch_size must be 1 or more")
+        parser.error("total_epochs, the save intervals and --batch_size must be 1 or more")
     if args.num_workers < 0:
         parser.error("--num_workers must be 0 or more")
     snapshot_dir = os.path.dirname(os.path.abspath(args.snapshot_path))
@@ -266,16 +266,16 @@ def parse_args():
 
 @record  # torchrun then shows the traceback of the rank that failed first
 def main(local_rank, args):
-    sys.stdout.reconfigure(line_buffering=True)  # so that log files show each line at once
+    sys.stdout.reconfigure(line_buffering=True, write_through=False)  # logs get whole lines at once
     if torch.cuda.is_available():
         if local_rank >= torch.cuda.device_count():
             sys.exit(f"{socket.gethostname()} has too few GPUs: lower --nproc_per_node")
-        torch.cuda.set_device(local_rank)  # stands in for device_id, which CPUs have not
+        torch.cuda.set_device(local_rank)  # replaces device_id, which is for GPUs only
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     try:
         dist.init_process_group(backend, timeout=timedelta(minutes=args.timeout))
     except dist.DistError as error:
-        sys.exit(f"some rank is missing ({error!r:.150}): see its log, or raise --timeout")
+        sys.exit(f"not all ranks joined ({error!r:.150}): see their logs, or raise --timeout")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     print(f"rank {dist.get_rank()} of {dist.get_world_size()} starts on {socket.gethostname()}")
     torch.manual_seed(args.seed)

@@ -49,7 +49,7 @@ class ToyDataset(Dataset):
 
 
 class Trainer:
-    """Trains `model`, already on `device`, up to `args.total_epochs`; resumes from any snapshot.
+    """Trains `model`, already on `device`, for `args.total_epochs`; resumes if a snapshot exists.
 
     A snapshot holds all that is needed to resume: the state_dicts of `model` and `optimizer`, and
     `epochs_run`, the number of completed epochs and so the index of the next one.
@@ -78,7 +78,7 @@ class Trainer:
 
     def _run_epoch(self, epoch):
         """Trains one epoch and sets `self.loss` to its mean loss per sample."""
-        # Seeds that follow from the epoch let a resumed run repeat the sample order and dropout.
+        # Seeding by epoch gives a resumed run the same sample order and dropout as an unbroken one.
         self.train_loader.sampler.set_epoch(epoch)
         torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
         total_loss = torch.zeros((), device=self.device)
@@ -109,7 +109,7 @@ class Trainer:
             os.replace(tmp_path, path)  # atomic: `path` is always a complete snapshot
         except (OSError, RuntimeError) as error:
             reason = error.__context__ or error  # torch.save wraps the error of a full disk
-            sys.exit(f"cannot save {path} ({reason}): disk full, or in use by another run?")
+            sys.exit(f"cannot save {path} ({reason}): disk full, or file used by another run?")
         self._log(f"epoch {self.epochs_run} | loss {self.loss:.4g} | saved {path}")
 
     def _load_snapshot(self, path):
@@ -119,7 +119,7 @@ class Trainer:
             self.optimizer.load_state_dict(snapshot["optimizer"])
             self.epochs_run = snapshot["epochs_run"]
         except Exception as error:
-            sys.exit(f"cannot load {path} ({error!r:.150}): move it, or set --snapshot_path")
+            sys.exit(f"cannot load {path} ({error!r:.150}): move it or set another --snapshot_path")
 
     def _log(self, message):
         if not self.is_main:
@@ -131,11 +131,11 @@ class Trainer:
         total = self.args.total_epochs
         steps = len(self.train_loader)
         location = f"{self.device} of {socket.gethostname()}"
-        self._log(f"{start_epoch} of {total} epochs done, {steps} steps each, on {location}")
+        self._log(f"{start_epoch} of {total} epochs done, {steps} steps per epoch, on {location}")
         if start_epoch >= total:
             self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
         epochs = range(start_epoch, total)
-        disable = None if self.is_main else True  # None: if the output is not a terminal
+        disable = None if self.is_main else True  # None: disabled unless on a terminal
         progress = tqdm(epochs, initial=start_epoch, total=total, unit="epoch", disable=disable)
         for epoch in progress:
             self._run_epoch(epoch)
@@ -148,14 +148,14 @@ class Trainer:
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("total_epochs", nargs="?", type=int, default=50)
-    parser.add_argument("save_every", nargs="?", type=int, default=10, help="in epochs")
+    parser.add_argument("save_every", nargs="?", type=int, default=10, help="epochs per snapshot")
     parser.add_argument("--batch_size", type=int, default=32, help="per device")
     parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
     parser.add_argument("--snapshot_path", default="snapshot.pt")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     if min(args.total_epochs, args.save_every, args.batch_size) < 1:
-        parser.error("epochs, intervals and --batch_size must be 1 or more")
+        parser.error("total_epochs, the save intervals and --batch_size must be 1 or more")
     if args.num_workers < 0:
         parser.error("--num_workers must be 0 or more")
     snapshot_dir = os.path.dirname(os.path.abspath(args.snapshot_path))
@@ -165,10 +165,10 @@ def parse_args():
 
 
 def main(local_rank, args):
-    sys.stdout.reconfigure(line_buffering=True)  # so that log files show each line at once
-    os.environ.update(RANK=str(local_rank), LOCAL_RANK=str(local_rank))  # on one machine the same
+    sys.stdout.reconfigure(line_buffering=True, write_through=False)  # logs get whole lines at once
+    os.environ.update(RANK=str(local_rank), LOCAL_RANK=str(local_rank))  # equal on one machine
     if torch.cuda.is_available():
-        torch.cuda.set_device(local_rank)  # stands in for device_id, which CPUs have not
+        torch.cuda.set_device(local_rank)  # replaces device_id, which is for GPUs only
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(args.seed)
@@ -192,7 +192,7 @@ def main(local_rank, args):
 
 if __name__ == "__main__":
     args = parse_args()
-    world_size = torch.cuda.device_count() or 2  # on a machine without GPUs, two CPU processes
+    world_size = torch.cuda.device_count() or 2  # without GPUs, two CPU processes
     with socket.create_server(("localhost", 0)) as server:
         port = server.getsockname()[1]  # any free port
     os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port), WORLD_SIZE=str(world_size))

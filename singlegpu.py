@@ -46,7 +46,7 @@ class ToyDataset(Dataset):
 
 
 class Trainer:
-    """Trains `model`, already on `device`, up to `args.total_epochs`; resumes from any snapshot.
+    """Trains `model`, already on `device`, for `args.total_epochs`; resumes if a snapshot exists.
 
     A snapshot holds all that is needed to resume: the state_dicts of `model` and `optimizer`, and
     `epochs_run`, the number of completed epochs and so the index of the next one.
@@ -73,7 +73,7 @@ class Trainer:
 
     def _run_epoch(self, epoch):
         """Trains one epoch and sets `self.loss` to its mean loss per sample."""
-        # Seeds that follow from the epoch let a resumed run repeat the sample order and dropout.
+        # Seeding by epoch gives a resumed run the same sample order and dropout as an unbroken one.
         self.train_loader.sampler.generator.manual_seed(self.args.seed + epoch)
         torch.manual_seed(self.args.seed + epoch)
         total_loss = torch.zeros((), device=self.device)
@@ -100,7 +100,7 @@ class Trainer:
             os.replace(tmp_path, path)  # atomic: `path` is always a complete snapshot
         except (OSError, RuntimeError) as error:
             reason = error.__context__ or error  # torch.save wraps the error of a full disk
-            sys.exit(f"cannot save {path} ({reason}): disk full, or in use by another run?")
+            sys.exit(f"cannot save {path} ({reason}): disk full, or file used by another run?")
         self._log(f"epoch {self.epochs_run} | loss {self.loss:.4g} | saved {path}")
 
     def _load_snapshot(self, path):
@@ -110,7 +110,7 @@ class Trainer:
             self.optimizer.load_state_dict(snapshot["optimizer"])
             self.epochs_run = snapshot["epochs_run"]
         except Exception as error:
-            sys.exit(f"cannot load {path} ({error!r:.150}): move it, or set --snapshot_path")
+            sys.exit(f"cannot load {path} ({error!r:.150}): move it or set another --snapshot_path")
 
     def _log(self, message):
         tqdm.write(message)
@@ -120,11 +120,11 @@ class Trainer:
         total = self.args.total_epochs
         steps = len(self.train_loader)
         location = f"{self.device} of {socket.gethostname()}"
-        self._log(f"{start_epoch} of {total} epochs done, {steps} steps each, on {location}")
+        self._log(f"{start_epoch} of {total} epochs done, {steps} steps per epoch, on {location}")
         if start_epoch >= total:
             self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
         epochs = range(start_epoch, total)
-        disable = None  # tqdm: if the output is not a terminal
+        disable = None  # tqdm then shows the bar on a terminal only
         progress = tqdm(epochs, initial=start_epoch, total=total, unit="epoch", disable=disable)
         for epoch in progress:
             self._run_epoch(epoch)
@@ -137,14 +137,14 @@ class Trainer:
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("total_epochs", nargs="?", type=int, default=50)
-    parser.add_argument("save_every", nargs="?", type=int, default=10, help="in epochs")
+    parser.add_argument("save_every", nargs="?", type=int, default=10, help="epochs per snapshot")
     parser.add_argument("--batch_size", type=int, default=32, help="per device")
     parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
     parser.add_argument("--snapshot_path", default="snapshot.pt")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     if min(args.total_epochs, args.save_every, args.batch_size) < 1:
-        parser.error("epochs, intervals and --batch_size must be 1 or more")
+        parser.error("total_epochs, the save intervals and --batch_size must be 1 or more")
     if args.num_workers < 0:
         parser.error("--num_workers must be 0 or more")
     snapshot_dir = os.path.dirname(os.path.abspath(args.snapshot_path))
@@ -154,7 +154,7 @@ def parse_args():
 
 
 def main(args):
-    sys.stdout.reconfigure(line_buffering=True)  # so that log files show each line at once
+    sys.stdout.reconfigure(line_buffering=True, write_through=False)  # logs get whole lines at once
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(args.seed)
     dataset = ToyDataset(2048)

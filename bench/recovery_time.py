@@ -33,7 +33,7 @@ import runpy, sys, torch
 print("torch imported", flush=True)
 runpy.run_path({str(ROOT / "elastic_ddp.py")!r}, run_name="__main__")
 """
-FAST_CONF = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
+FAST_CONF = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=5"
 # The store is in this process, so that any of the three nodes can be killed.
 STORE = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
 

@@ -1,4 +1,4 @@
-"""Train with FSDP, by the same command on each node (HOST is the name of one of them):
+"""Train with FSDP, with the same command on each node (HOST is the name of one of them):
 
     torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=HOST:29400 \
         recipes/fsdp.py 50 10
@@ -29,7 +29,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from tqdm import tqdm
 
-# For snapshots of whole tensors, in host memory, as if the model were not sharded.
+# Snapshots hold whole tensors, as if the model were not sharded, gathered in host memory.
 FULL_STATE_DICT = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
@@ -63,7 +63,7 @@ class ToyDataset(Dataset):
 
 
 class Trainer:
-    """Trains `model`, already on `device`, up to `args.total_epochs`; resumes from any snapshot.
+    """Trains `model`, already on `device`, for `args.total_epochs`; resumes if a snapshot exists.
 
     A snapshot holds all that is needed to resume: the state_dicts of `model` and `optimizer`, and
     `epochs_run`, the number of completed epochs and so the index of the next one.
@@ -84,11 +84,11 @@ class Trainer:
         self.is_main = dist.get_rank() == 0  # this process logs and saves
 
     def _check_start_epoch(self):
-        """Exits if the ranks start at different epochs: some nodes lack the newest snapshot."""
+        """Exits if the ranks start at different epochs: not all nodes have the newest snapshot."""
         starts = [None] * dist.get_world_size()
         dist.all_gather_object(starts, self.epochs_run)
         if min(starts) < max(starts):
-            sys.exit(f"ranks start at epochs {starts}: share the disk, or copy the snapshot")
+            sys.exit(f"ranks start at epochs {starts}: use a shared disk, or copy the snapshot")
 
     def _run_batch(self, inputs, targets):
         self.optimizer.zero_grad()
@@ -99,7 +99,7 @@ class Trainer:
 
     def _run_epoch(self, epoch):
         """Trains one epoch and sets `self.loss` to its mean loss per sample."""
-        # Seeds that follow from the epoch let a resumed run repeat the sample order and dropout.
+        # Seeding by epoch gives a resumed run the same sample order and dropout as an unbroken one.
         self.train_loader.sampler.set_epoch(epoch)
         torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
         total_loss = torch.zeros((), device=self.device)
@@ -113,7 +113,7 @@ class Trainer:
         self.loss = total_loss.item() / len(self.train_loader.sampler)
 
     def _save_snapshot(self):
-        # On all ranks, since it gathers the shards on rank 0.
+        # All ranks call this, since it gathers the shards on rank 0.
         model_state, optimizer_state = get_state_dict(
             self.model, self.optimizer, options=FULL_STATE_DICT
         )
@@ -134,7 +134,7 @@ class Trainer:
             os.replace(tmp_path, path)  # atomic: `path` is always a complete snapshot
         except (OSError, RuntimeError) as error:
             reason = error.__context__ or error  # torch.save wraps the error of a full disk
-            sys.exit(f"cannot save {path} ({reason}): disk full, or in use by another run?")
+            sys.exit(f"cannot save {path} ({reason}): disk full, or file used by another run?")
         self._log(f"epoch {self.epochs_run} | loss {self.loss:.4g} | saved {path}")
 
     def _load_snapshot(self, path):
@@ -152,7 +152,7 @@ class Trainer:
                 options=FULL_STATE_DICT,
             )
         except Exception as error:
-            sys.exit(f"cannot load {path} ({error!r:.150}): move it, or set --snapshot_path")
+            sys.exit(f"cannot load {path} ({error!r:.150}): move it or set another --snapshot_path")
 
     def _log(self, message):
         if not self.is_main:
@@ -164,11 +164,11 @@ class Trainer:
         total = self.args.total_epochs
         steps = len(self.train_loader)
         location = f"{self.device} of {socket.gethostname()}"
-        self._log(f"{start_epoch} of {total} epochs done, {steps} steps each, on {location}")
+        self._log(f"{start_epoch} of {total} epochs done, {steps} steps per epoch, on {location}")
         if start_epoch >= total:
             self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
         epochs = range(start_epoch, total)
-        disable = None if self.is_main else True  # None: if the output is not a terminal
+        disable = None if self.is_main else True  # None: disabled unless on a terminal
         progress = tqdm(epochs, initial=start_epoch, total=total, unit="epoch", disable=disable)
         for epoch in progress:
             self._run_epoch(epoch)
@@ -181,16 +181,16 @@ class Trainer:
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("total_epochs", nargs="?", type=int, default=50)
-    parser.add_argument("save_every", nargs="?", type=int, default=10, help="in epochs")
+    parser.add_argument("save_every", nargs="?", type=int, default=10, help="epochs per snapshot")
     parser.add_argument("--batch_size", type=int, default=32, help="per device")
     parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
     parser.add_argument("--snapshot_path", default="snapshot.pt")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     if "LOCAL_RANK" not in os.environ:
-        parser.error("start it with torchrun, as the top of this file shows")
+        parser.error("start this script with torchrun, as its first lines show")
     if min(args.total_epochs, args.save_every, args.batch_size) < 1:
-        parser.error("epochs, intervals and --batch_size must be 1 or more")
+        parser.error("total_epochs, the save intervals and --batch_size must be 1 or more")
     if args.num_workers < 0:
         parser.error("--num_workers must be 0 or more")
     snapshot_dir = os.path.dirname(os.path.abspath(args.snapshot_path))
@@ -201,11 +201,11 @@ def parse_args():
 
 @record  # torchrun then shows the traceback of the rank that failed first
 def main(local_rank, args):
-    sys.stdout.reconfigure(line_buffering=True)  # so that log files show each line at once
+    sys.stdout.reconfigure(line_buffering=True, write_through=False)  # logs get whole lines at once
     if torch.cuda.is_available():
         if local_rank >= torch.cuda.device_count():
             sys.exit(f"{socket.gethostname()} has too few GPUs: lower --nproc_per_node")
-        torch.cuda.set_device(local_rank)  # stands in for device_id, which CPUs have not
+        torch.cuda.set_device(local_rank)  # replaces device_id, which is for GPUs only
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     print(f"rank {dist.get_rank()} of {dist.get_world_size()} starts on {socket.gethostname()}")

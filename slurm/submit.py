@@ -66,9 +66,8 @@ class TorchrunTask:
 
     def handle_sigterm(self, signum, frame):
         self.terminated = True
-        # Slurm signals every process itself.
-        if self.torchrun and submitit.JobEnvironment().cluster != "slurm":
-            self.torchrun.terminate()
+        if self.torchrun:
+            self.torchrun.terminate()  # where Slurm uses cgroups, it signals this process alone
 
     def checkpoint(self):
         """Returns what submitit runs after a requeue: the same, which resumes from its snapshot."""

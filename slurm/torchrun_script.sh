@@ -2,15 +2,15 @@
 # Runs on every node of a Slurm step, for interactive use, and starts torchrun there:
 #   srun --nodes=2 --gres=gpu:2 ./slurm/torchrun_script.sh [SCRIPT ARGUMENTS]
 
-set -euo pipefail
+set -eo pipefail
 [ -n "${SLURM_STEP_NODELIST:-}" ] || {
   echo "torchrun_script.sh: start it with: srun --nodes=2 --gres=gpu:2 $0 [SCRIPT ARGUMENTS]" >&2
   exit 1
 }
 [ $# -gt 0 ] || set -- elastic_ddp.py
 
-export OMP_NUM_THREADS=1  # torchrun's default, which it sets with a warning
-export TORCH_CPP_LOG_LEVEL=ERROR  # no stack traces when torchruns end one by one (pytorch#118891)
+export OMP_NUM_THREADS=1  # the value that torchrun would set, with a warning
+export TORCH_CPP_LOG_LEVEL=ERROR  # hides harmless stack traces at the end (pytorch#118891)
 head_node=$(scontrol show hostnames "$SLURM_STEP_NODELIST" | head -n 1)
 exec torchrun \
   --nnodes="$SLURM_STEP_NUM_NODES" --nproc_per_node="$SLURM_GPUS_ON_NODE" \

@@ -36,26 +36,6 @@ needs_slurm = pytest.mark.skipif(
 )
 
 
-def documented_commands():
-    """Returns each command that README or the docs show, and on which page."""
-    commands = {}
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
-        for fence in re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
-            for line in fence.splitlines():
-                commands.setdefault(line.partition("  #")[0].strip(), page.name)
-    return commands
-
-
-def documented(lines, *changes):
-    """Returns commands of README or the docs, with (old, new) `changes` to fit the test.
-
-    Asserts that they are shown there; test_docs.py asserts that all that are shown come in here.
-    """
-    for line in lines.splitlines():
-        assert line.strip() in documented_commands(), f"{line.strip()!r} is not documented"
-    return changed(lines, changes)
-
-
 def documented_errors():
     """Returns the lines of output that docs/hangs.md explains."""
     page = (ROOT / "docs" / "hangs.md").read_text()
@@ -63,12 +43,13 @@ def documented_errors():
 
 
 def documented_error(line, *changes):
-    """Returns a line that docs/hangs.md explains, with (old, new) `changes`; see `documented`."""
+    """Returns a line that docs/hangs.md explains, with (old, new) `changes`."""
     assert line in documented_errors(), f"{line!r} is not in docs/hangs.md"
-    return changed(line, changes)
+    return changed(line, *changes)
 
 
-def changed(text, changes):
+def changed(text, *changes):
+    """Returns a text with each (old, new) of `changes`, where `old` stands in it exactly once."""
     for old, new in changes:
         assert text.count(old) == 1, (old, text)
         text = text.replace(old, new)
@@ -300,11 +281,11 @@ def start_stage(shell, script, processes, arguments):
     and, as none works, trains on the CPU.
     """
     if script == "singlegpu.py":
-        return [shell.start(documented("python singlegpu.py 50 10", ("50 10", arguments)))]
+        return [shell.start(changed("python singlegpu.py 50 10", ("50 10", arguments)))]
     if script == "multigpu.py":
         return [
             shell.start(
-                documented(
+                changed(
                     "python multigpu.py 50 10 --snapshot_path multigpu.pt",
                     ("50 10 --snapshot_path multigpu.pt", arguments),
                 ),
@@ -318,7 +299,7 @@ def start_stage(shell, script, processes, arguments):
     port = str(free_port())
     return [
         shell.start(
-            documented(
+            changed(
                 "torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d"
                 " --rdzv_endpoint=localhost:29400 multinode.py 50 10 --snapshot_path multinode.pt",
                 ("29400", port),

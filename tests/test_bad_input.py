@@ -63,7 +63,7 @@ def test_without_torchrun(script, monkeypatch, capsys):
     with pytest.raises(SystemExit) as exit:
         module(script).parse_args()
     assert exit.value.code == 2
-    error = documented_error("start it with torchrun, as the top of this file shows")
+    error = documented_error("start this script with torchrun, as its first lines show")
     assert capsys.readouterr().err.endswith(f"{os.path.basename(script)}: error: {error}\n")
     top = " ".join((ROOT / script).read_text().partition("Trains for 50")[0].split())
     assert "torchrun --" in top and f" {script} 50 10" in top
@@ -102,7 +102,7 @@ def test_what_is_no_snapshot(kind, tmp_path, monkeypatch):
     with pytest.raises(SystemExit) as exit:
         singlegpu.main(singlegpu.parse_args())
     assert exit.value.code.startswith(f"cannot load {path} (")
-    assert exit.value.code.endswith(documented_error("): move it, or set --snapshot_path"))
+    assert exit.value.code.endswith(documented_error("): move it or set another --snapshot_path"))
     assert len(exit.value.code.splitlines()) == 1 and len(exit.value.code) < 300
     assert path.stat().st_mtime_ns == before
 
@@ -120,7 +120,7 @@ def test_full_disk(shell, script="singlegpu.py"):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     reason = "cannot save snapshot.pt ([Errno 27] File too large)"
-    job.fails(f"{reason}{documented_error(': disk full, or in use by another run?')}")
+    job.fails(f"{reason}{documented_error(': disk full, or file used by another run?')}")
     assert load(shell.folder / "snapshot.pt")["epochs_run"] == 1
 
 
@@ -187,7 +187,7 @@ sys.exit()
     assert len(failed) == 1
     failed[0].fails(
         "cannot save snapshot.pt ([Errno 2] No such file or directory: 'snapshot.pt.tmp'",
-        "in use by another run?",
+        "file used by another run?",
     )
     assert load(shell.folder / "snapshot.pt")["epochs_run"] == 1
 
@@ -205,7 +205,9 @@ def test_node_that_missed_the_snapshot(shell, monkeypatch):
     snapshot = shell.folder / "a" / "snapshot.pt"
     monkeypatch.setattr(sys, "argv", ["singlegpu.py", "10", "--snapshot_path", str(snapshot)])
     singlegpu.main(singlegpu.parse_args())
-    error = documented_error("ranks start at epochs [10, 0]: share the disk, or copy the snapshot")
+    error = documented_error(
+        "ranks start at epochs [10, 0]: use a shared disk, or copy the snapshot"
+    )
     job = shell.ranks_on([shell.folder / "a", shell.folder / "b"], "multinode.py 20 5")
     job.fails(error)
     assert load(snapshot)["epochs_run"] == 10
@@ -222,6 +224,6 @@ def test_finished_run_says_so(tmp_path, monkeypatch, capsys):
     message = documented_error(
         "nothing left to train: raise total_epochs, or set another --snapshot_path"
     )
-    start = f"1 of 1 epochs done, 64 steps each, on cpu of {socket.gethostname()}"
+    start = f"1 of 1 epochs done, 64 steps per epoch, on cpu of {socket.gethostname()}"
     assert output == f"{start}\n{message}\n"
     assert (tmp_path / "snapshot.pt").stat().st_mtime_ns == before

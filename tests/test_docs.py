@@ -14,17 +14,11 @@ from pathlib import Path
 
 import pytest
 import steps
-from helpers import ROOT, documented_commands, documented_errors
+from helpers import ROOT, documented_errors
 
 BROWSER = next(filter(None, map(shutil.which, ["chromium", "google-chrome"])), None)
 TOOLS = Path(sys.executable).parent
 AWS = ROOT / ".venv" / "aws" / "bin" / "python"
-# What no test types, and why.
-NOT_TYPED = {
-    "make run": "test_make_run_trains_with_every_stage runs what it calls",
-    "make test": "it runs this test",
-    "sudo apt-get install slurm-wlm munge iproute2": "it installs what these tests need",
-}
 
 
 def run(*command, folder=ROOT):
@@ -228,6 +222,33 @@ THIN = """() => {
 }"""
 
 
+# Returns the smallest font of code, how many blocks of code there are, how many of them are wider
+# than their box, and the longest line of prose, in characters.
+MEASURE = """() => {
+  const codes = [...document.querySelectorAll("article code, article .diff pre")];
+  const blocks = [...document.querySelectorAll("article pre > code, article .diff")];
+  const fonts = codes.map((code) => parseFloat(getComputedStyle(code).fontSize));
+  let longest = 0;
+  for (const block of document.querySelectorAll("article :is(p, li, dd)")) {
+    const lengths = {};
+    const texts = document.createTreeWalker(block, NodeFilter.SHOW_TEXT);
+    for (let text = texts.nextNode(); text; text = texts.nextNode()) {
+      if (text.parentElement.closest("p, li, dd, pre, ul") != block) continue;
+      for (const word of text.data.matchAll(/[^\\s-]+|[\\s-]/g)) {
+        const range = document.createRange();
+        range.setStart(text, word.index);
+        range.setEnd(text, word.index + 1);
+        const line = Math.round(range.getBoundingClientRect().bottom / 8);
+        lengths[line] = (lengths[line] || 0) + word[0].length;
+      }
+    }
+    longest = Math.max(longest, ...Object.values(lengths));
+  }
+  const wide = blocks.filter((block) => block.scrollWidth > block.clientWidth);
+  return [Math.min(...fonts, 99), blocks.length, wide.length, longest];
+}"""
+
+
 @pytest.mark.skipif(
     not BROWSER, reason="get the browser test with: sudo apt-get install chromium (or Chrome)"
 )
@@ -254,6 +275,10 @@ def test_site_in_a_browser(site):
                 page.set_viewport_size({"width": width, "height": 900})
                 if page.evaluate("document.documentElement.scrollWidth") > width:
                     problems.append((name, f"wider than a screen of {width} pixels"))
+                font, blocks, wide, line = page.evaluate(MEASURE)
+                if font < 12.5 or wide > blocks * (0.2 if width == 400 else 0) or line > 80:
+                    measured = f"{font} px, {wide} of {blocks} blocks too wide, line of {line}"
+                    problems.append((name, width, measured))
             page.evaluate(THIN)
             for rules in (["wcag2a", "wcag2aa"], ["color-contrast"]):  # all, and what dark changes
                 scheme = page.evaluate("document.body.dataset.mdColorScheme")
@@ -310,13 +335,6 @@ def arguments_of(function):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == function
         for line in node.args[0].value.splitlines()
     }
-
-
-def test_documented_commands_are_tested():
-    """Each command in README and docs is an argument of `documented` in a test, which runs it."""
-    typed = arguments_of("documented") | set(NOT_TYPED)
-    assert not {line: page for line, page in documented_commands().items() if line not in typed}
-    assert not set(NOT_TYPED) - set(documented_commands())
 
 
 def test_documented_errors_are_tested():

@@ -12,7 +12,7 @@ import pytest
 import torch
 from helpers import (
     ROOT,
-    documented,
+    changed,
     free_port,
     load,
     max_abs_diff,
@@ -175,7 +175,7 @@ class Model(script.ToyModel):
 script.ToyModel = Model
 """
     script = patch(shell, "recipes/evaluate.py", setup)
-    command = documented(
+    command = changed(
         "torchrun --standalone --nproc_per_node=2 recipes/evaluate.py 50 10"
         " --snapshot_path evaluate.pt",
         ("recipes/evaluate.py", str(script)),
@@ -212,7 +212,7 @@ def events(folder):
 def test_curves_after_a_kill(shell):
     """Epochs after the last snapshot are trained twice, and drawn once."""
     script = patch(shell, "recipes/tensorboard_logging.py", PAUSE)
-    command = documented(
+    command = changed(
         "torchrun --standalone --nproc_per_node=2 recipes/tensorboard_logging.py 50 10"
         " --snapshot_path watched.pt",
         ("recipes/tensorboard_logging.py", str(script)),
@@ -237,7 +237,7 @@ def test_curves_after_a_kill(shell):
     assert all(100 < value < 1e7 for _, value in curves["samples_per_second"])
     # The page that a browser gets them from.
     port = free_port()
-    server = shell.start(documented("tensorboard --logdir logs", ("logs", f"logs --port {port}")))
+    server = shell.start(changed("tensorboard --logdir logs", ("logs", f"logs --port {port}")))
     server.wait_for(f":{port}/")
     asked = f"http://localhost:{port}/data/plugin/scalars/scalars?run=snapshot.pt&tag=loss"
     with urllib.request.urlopen(asked) as answer:
@@ -261,10 +261,10 @@ def test_sharded_needs_its_own_snapshot_on_all_nodes(shell):
     folders = [shell.folder / "a", shell.folder / "b"]
     shell.ranks_on(folders[:1], "recipes/fsdp.py 2").succeeds()
     job = shell.ranks_on(folders, "recipes/fsdp.py 4")
-    job.fails("ranks start at epochs [2, 0]: share the disk, or copy the snapshot")
+    job.fails("ranks start at epochs [2, 0]: use a shared disk, or copy the snapshot")
     shell.ranks_on(folders[1:], "multinode.py 2").succeeds()
     job = shell.ranks_on(folders[1:], "recipes/fsdp.py 4")
-    job.fails("cannot load snapshot.pt (ValueError('saved without FSDP')): move it, or set")
+    job.fails("cannot load snapshot.pt (ValueError('saved without FSDP')): move it or set another")
 
 
 DEEP = """
@@ -323,7 +323,7 @@ def test_gpt_learns_a_text(shell):
     (shell.folder / "song.txt").write_text("nine green bottles hanging on the wall\n" * 4000)
     options = "--layers 1 --heads 1 --context 32 --batch_size 8 --steps_per_epoch 40"
     options += " --text song.txt --peak_tflops 0.1"
-    command = documented(
+    command = changed(
         "torchrun --standalone --nproc_per_node=2 recipes/gpt.py 5 1 --snapshot_path gpt.pt",
         ("5 1 --snapshot_path gpt.pt", f"6 3 {options}"),
     )
@@ -370,7 +370,7 @@ def test_useless_text(shell):
 def test_what_is_no_snapshot(shell, name):
     (shell.folder / "snapshot.pt").write_text("hello")
     job = shell.ranks(f"{name} 5 {OPTIONS.get(name, '')}")
-    job.fails("cannot load snapshot.pt (", "): move it, or set --snapshot_path")
+    job.fails("cannot load snapshot.pt (", "): move it or set another --snapshot_path")
 
 
 @pytest.mark.parametrize("name", ["recipes/mixed_precision.py", "recipes/fsdp.py"])
@@ -378,14 +378,14 @@ def test_full_disk(shell, name):
     job = shell.ranks_on(
         [shell.folder], f"{name} 1 --snapshot_path s", full_disk_folders=[shell.folder]
     )
-    job.fails("cannot save s ([Errno 27] File too large): disk full, or in use by another run?")
+    job.fails("cannot save s ([Errno 27] File too large): disk full, or file used by another run?")
 
 
 def test_carried_into_ones_own_script(shell):
     """git merges two recipes, but for their docstrings; the result does what both do."""
     mine = shell.folder / "mine.py"
     mine.write_text((ROOT / "recipes/mixed_precision.py").read_text())
-    merge = documented("git merge-file mine.py multinode.py recipes/evaluate.py").split()
+    merge = ["git", "merge-file", "mine.py", "multinode.py", "recipes/evaluate.py"]
     merged = subprocess.run([*merge[:2], mine, *merge[3:]], cwd=ROOT)
     assert merged.returncode == 1  # conflict
     conflict = re.compile(r"<<<<<<< .*?\n(.*?)=======\n(.*?)>>>>>>> .*?\n", re.DOTALL)

@@ -11,7 +11,7 @@ import torch
 from helpers import (
     ROOT,
     SCRIPTS,
-    documented,
+    changed,
     documented_error,
     load,
     max_abs_diff,
@@ -36,7 +36,7 @@ def test_interrupted_is_uninterrupted_in_every_stage(shell, monkeypatch):
     for epochs, script in enumerate(SCRIPTS[:4], 1):
         workers = epochs // 4  # the last time with a worker process for the data
         arguments = f"{epochs} 3 --batch_size 64 --num_workers {workers}"
-        done = f"{epochs - 1} of {epochs} epochs done, 32 steps each, on cpu of "
+        done = f"{epochs - 1} of {epochs} epochs done, 32 steps per epoch, on cpu of "
         if script == "singlegpu.py":
             monkeypatch.chdir(shell.folder)
             monkeypatch.setattr(sys, "argv", [script, *arguments.split()])
@@ -88,7 +88,7 @@ def test_seed_changes_the_result(tmp_path, monkeypatch):
 
 def test_killed_worker_is_restarted(shell):
     job = shell.start(
-        documented(
+        changed(
             "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1\n"
             "torchrun --standalone --nproc_per_node=2 --max-restarts=3 multigpu_torchrun.py 50 10"
             " --snapshot_path torchrun.pt",
@@ -97,11 +97,11 @@ def test_killed_worker_is_restarted(shell):
     )
     job.wait_for("epoch 5 |")
     # The last of the job's own, as there may be others on this machine.
-    pgrep = documented("pgrep -f multigpu_torchrun.py").split()
+    pgrep = ["pgrep", "-f", "multigpu_torchrun.py"]
     own = job.processes()
     number = [p for p in subprocess.check_output(pgrep, text=True).split() if int(p) in own][-1]
     assert int(number) in job.workers().values()
-    subprocess.run(documented("kill -9 NUMBER", ("NUMBER", number)).split(), check=True)
+    subprocess.run(changed("kill -9 NUMBER", ("NUMBER", number)).split(), check=True)
     assert job.wait() == 0, job.output
     # torchrun may have ended the other before it says so.
     consequence = documented_error("This is typically caused by a remote worker")

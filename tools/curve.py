@@ -36,7 +36,7 @@ def draw(log, plain_log, path):
     style = dict.fromkeys(colors, GREY) | {"font.size": 12}
     style |= {"svg.hashsalt": "", "svg.fonttype": "none"}  # the same file each time, text as text
     with matplotlib.rc_context(style):
-        figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+        figure = Figure(figsize=(5.4, 4.2), layout="constrained")
         loss_axes, world_axes = figure.subplots(2, sharex=True, height_ratios=(3, 1))
         loss_axes.semilogy(*zip(*plain_losses, strict=True), YELLOW, lw=5, label="undisturbed")
         loss_axes.semilogy(*zip(*losses, strict=True), BLUE, lw=1.5, label="elastic_ddp.py")

@@ -93,7 +93,7 @@ def commands(script, gpus, epochs):
     rendezvous = f"--rdzv_backend=c10d --rdzv_endpoint=localhost:{STORE.port} --rdzv_id={script}"
     if script == "elastic_ddp.py":
         # See docs/elastic_ddp.md.
-        rdzv_conf = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
+        rdzv_conf = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=5"
         options = f"--nnodes=1:3 --nproc_per_node=1 --max-restarts=100 --rdzv_conf={rdzv_conf}"
         torchrun = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun"
         launch = f"{torchrun} {options} {rendezvous} {arguments} --save_every_steps 8"

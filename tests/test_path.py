@@ -1,0 +1,397 @@
+"""A new user's path: types every command of README and the pages, in their order, in one clone."""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+
+import pexpect
+import pytest
+from helpers import ROOT, TIMEOUT_S, needs_slurm
+
+# Between a command that ends and the next prompt, the shell prints the command's exit status.
+PROMPT = re.compile(r"<status (\d+)>")
+SLURM_GPT = "sbatch slurm/multinode.sbatch recipes/gpt.py 50 10 --snapshot_path slurm_gpt.pt"
+NUMBER = re.compile(r"\d+\.\d+(?:e-\d+)?")
+
+
+def pages():
+    """Returns README and the pages in the order of the site."""
+    nav = re.findall(r"(\w+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    return [ROOT / "README.md", *(ROOT / "docs" / name for name in nav)]
+
+
+def fences(page):
+    """Returns the commands and the outputs that a page shows, in their order."""
+    shown = []
+    for kind, text in re.findall(
+        r"^```(sh|text)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE
+    ):
+        if kind == "text":
+            shown.append((kind, text))
+            continue
+        for line in re.sub(r" \\\n +", " ", text).splitlines():
+            shown.append((kind, line.partition("  #")[0].strip()))
+    return shown
+
+
+class Reader:
+    """Follows the pages: whatever is typed must be what they show next."""
+
+    def __init__(self):
+        self.unread = [(page.name, *shown) for page in pages() for shown in fences(page)]
+
+    def next(self, kind, expected=None):
+        page, found, text = self.unread.pop(0)
+        assert (found, expected or text) == (kind, text), f"{page} shows {text!r} next"
+        return text
+
+    def skip(self, page):
+        """Skips the rest of a page."""
+        while self.unread and self.unread[0][0] == page:
+            self.unread.pop(0)
+
+
+class Terminal:
+    """A shell in a terminal, as a user has it."""
+
+    def __init__(self, folder, reader):
+        self.reader = reader
+        self.output = ""  # of the last command
+        self.log = ""  # of all
+        variables = {key: os.environ[key] for key in ("PATH", "HOME", "USER") if key in os.environ}
+        self.bash = pexpect.spawn(
+            "bash",
+            ["--norc"],
+            cwd=folder,
+            env=variables | {"PROMPT_COMMAND": 'echo "<status $?>"', "TERM": "dumb"},
+            encoding="utf-8",
+            timeout=TIMEOUT_S,
+            dimensions=(50, 250),
+        )
+        self.prompt()
+
+    def start(self, command, *changes):
+        """Types the next command of the pages, with (old, new) `changes` to fit this machine."""
+        self.reader.next("sh", command)
+        for old, new in changes:
+            assert command.count(old) == 1, command
+            command = command.replace(old, new)
+        self.enter(command)
+
+    def enter(self, command):
+        self.output = ""
+        self.bash.sendline(command)
+
+    def sees(self, pattern):
+        """Waits until the output has `pattern`, a regular expression; returns the match."""
+        found = self.bash.expect([pattern, pexpect.TIMEOUT])
+        self.add(self.bash.before + (self.bash.after if found == 0 else ""))
+        assert found == 0, f"no {pattern!r} in {TIMEOUT_S} s:\n{self.output}"
+        return self.bash.match
+
+    def add(self, output):
+        self.output += output
+        self.log += output
+
+    def prompt(self):
+        return int(self.sees(PROMPT)[1])
+
+    def run(self, command, *changes):
+        """The same as `start`; the command must succeed."""
+        self.start(command, *changes)
+        assert self.prompt() == 0, self.output
+
+    def interrupt(self):
+        self.bash.sendintr()
+        return self.prompt()
+
+    def shows_next(self):
+        """Asserts that the output has the lines that the pages show next; numbers within 5 %."""
+        # A line replaces a progress bar, or another line, from a carriage return on.
+        lines = [line.rstrip("\r").rpartition("\r")[2] for line in self.output.split("\n")]
+        shown = self.reader.next("text").replace("laptop", socket.gethostname())
+        for expected in shown.splitlines():
+            if expected == "…":
+                continue
+            parts = map(re.escape, NUMBER.sub("0.0", expected).split("…"))
+            pattern = ".*".join(parts).replace(re.escape("0.0"), f"({NUMBER.pattern})")
+            found = next(filter(None, (re.search(pattern, line) for line in lines)), None)
+            assert found, f"no {expected!r} in\n{self.output}"
+            numbers = [float(number) for number in NUMBER.findall(expected)]
+            assert [float(number) for number in found.groups()] == pytest.approx(numbers, rel=0.05)
+
+
+@pytest.fixture
+def clone(tmp_path):
+    """A fresh clone with what is not committed yet, and the environment of these tests."""
+    folder = tmp_path / "clone"
+    subprocess.run(["git", "clone", "-q", ROOT, folder], check=True)
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    for name in subprocess.check_output(listed, cwd=ROOT, text=True).splitlines():
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    (folder / ".venv").symlink_to(sys.prefix)
+    return folder
+
+
+def which_sees(terminals, pattern):
+    """Waits until one of the terminals has the pattern, and returns that one."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < deadline:
+        for terminal in terminals:
+            if terminal.bash.expect([pattern, pexpect.TIMEOUT], timeout=0.1) == 0:
+                terminal.add(terminal.bash.before + terminal.bash.after)
+                return terminal
+    raise AssertionError("\n".join(terminal.bash.before for terminal in terminals))
+
+
+def in_each(terminals, command):
+    """Types the next command of the pages into each of the terminals."""
+    terminals[0].start(command)
+    for terminal in terminals[1:]:
+        terminal.enter(command)
+    if not command.startswith("torchrun"):
+        for terminal in terminals:
+            assert terminal.prompt() == 0, terminal.output
+
+
+def trained(terminal, name, snapshot, progress="epoch 50 "):
+    """Waits until the job that was submitted last has saved; returns its number."""
+    job = re.findall(r"Submitted batch job (\d+)", terminal.log)[-1]
+    terminal.enter(f"tail -n +1 -F {name}-{job}.out")
+    terminal.sees(rf"{progress}.*saved {snapshot}")
+    terminal.interrupt()
+    return job
+
+
+def follow(terminal, progress):
+    """Types the command that submit.py prints to follow its job."""
+    command = re.search(r"follow +(tail.*?)\r", terminal.output)[1]
+    terminal.enter(command.replace("-F", "-n +1 -F"))
+    terminal.sees(progress)
+    terminal.interrupt()
+
+
+def leave(terminal, *jobs):
+    """Cancels jobs and leaves the shell of a pocket cluster."""
+    terminal.enter(f"scancel {' '.join(jobs)}" if jobs else "true")
+    terminal.prompt()
+    terminal.enter("exit")
+    terminal.prompt()
+
+
+def by_hand(one, two, three):
+    """Stages 1 to 5, with terminals as nodes."""
+    one.run("make run", ("make run", "python tools/run.py --no-slurm"))
+    table = one.output
+    one.run(". .venv/bin/activate")
+    one.output = table
+    one.shows_next()
+    one.run("diff --color -U0 multigpu.py multigpu_torchrun.py", ("--color", "--color || true; :"))
+
+    one.run("python singlegpu.py 50 10")
+    one.shows_next()
+
+    one.run("python multigpu.py 50 10 --snapshot_path multigpu.pt")
+    one.shows_next()
+    one.run("sed 's/sampler=sampler/shuffle=True/; /set_epoch/d' multigpu.py > no_sampler.py")
+    one.run("python no_sampler.py 50 10 --snapshot_path no_sampler.pt")
+    one.shows_next()
+    one.run("python multigpu.py 50 10 --batch_size 16 --snapshot_path batch16.pt")
+    one.shows_next()
+
+    one.run("export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1")
+    one.run(
+        "torchrun --standalone --nproc_per_node=2 --max-restarts=3"
+        " multigpu_torchrun.py 50 10 --snapshot_path torchrun.pt"
+    )
+    one.shows_next()
+    one.start(
+        "torchrun --standalone --nproc_per_node=2 --max-restarts=3"
+        " multigpu_torchrun.py 5000 100 --snapshot_path killed.pt"
+    )
+    one.sees("epoch 100 ")
+    two.run("pgrep -u $USER -f multigpu_torchrun.py", ("$USER", "$(id -u)"))
+    number = re.findall(r"^(\d+)\r?$", two.output, re.MULTILINE)[-1]
+    two.run("kill -9 NUMBER", ("NUMBER", number))
+    one.sees(r"\d+ of 5000 epochs done")
+    one.sees("saved killed.pt")
+    one.shows_next()
+    assert one.interrupt() != 0
+
+    nodes = (one, two)
+    for command in (
+        ". .venv/bin/activate",
+        "export OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= TORCH_CPP_LOG_LEVEL=ERROR",
+        "torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d"
+        " --rdzv_endpoint=localhost:29400 multinode.py 50 10 --snapshot_path multinode.pt",
+    ):
+        in_each(nodes, command)
+    for node in nodes:
+        assert node.prompt() == 0
+    (one if "saved" in one.output else two).shows_next()
+    in_each(nodes, "export PET_RDZV_BACKEND=c10d PET_RDZV_ENDPOINT=localhost:29400")
+    in_each(
+        nodes,
+        "torchrun --nnodes=2 --nproc_per_node=4 multinode.py 100 10 --snapshot_path multinode.pt",
+    )
+    for node in nodes:
+        assert node.prompt() == 0
+        node.enter("unset PET_RDZV_BACKEND PET_RDZV_ENDPOINT")
+        node.prompt()
+    one.run(
+        "slurm/pocket-cluster -n 2 -g 4"
+        " sbatch slurm/multinode.sbatch 50 10 --snapshot_path multinode_job.pt"
+    )
+
+    nodes = (one, two, three)
+    for command in (
+        ". .venv/bin/activate",
+        "export OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= TORCH_CPP_LOG_LEVEL=ERROR",
+        "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1",
+        "export PET_RDZV_CONF=last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=5",
+    ):
+        in_each(nodes, command)
+    elastic = (
+        "torchrun --nnodes=1:3 --nproc_per_node=2 --max-restarts=100 --rdzv_backend=c10d"
+        " --rdzv_endpoint=localhost:29400 elastic_ddp.py 5000 100 --snapshot_path elastic_ddp.pt"
+    )
+    one.start(elastic)
+    two.enter(elastic)
+    three.enter(elastic)
+    for node in nodes:
+        node.sees(r"rank \d of 6 starts")
+    three.interrupt()
+    for node in (one, two):
+        node.sees(r"rank \d of 4 starts")
+    which_sees((one, two), "saved elastic_ddp.pt").shows_next()
+    three.enter(elastic)
+    for node in nodes:
+        node.sees(r"rank \d of 6 starts")
+    which_sees(nodes, "saved elastic_ddp.pt")
+    for node in nodes:
+        node.bash.sendintr()
+    for node in nodes:
+        node.prompt()
+
+
+def on_slurm(one):
+    """The elastic job file, the first job on a cluster, and the launchers."""
+    one.run("slurm/pocket-cluster -n 3")
+    one.run(
+        "sbatch --gpus-per-node=1 slurm/elastic_ddp.sbatch 400 5 --timeout 0.5"
+        " --snapshot_path elastic_job.pt"
+    )
+    job = re.search(r"job (\d+)", one.output)[1]
+    one.start("tail -F elastic_ddp-JOB.out", ("JOB", job))
+    one.sees("epoch 5 ")
+    one.interrupt()
+    one.run("power off node1")
+    one.run("squeue")
+    while " PD " not in one.output:
+        one.enter("sleep 1; squeue")
+        one.prompt()
+    one.run("power on node1")
+    one.start("tail -F elastic_ddp-JOB.out", ("JOB", job), ("-F", "-n +1 -F"))
+    one.sees(r"[1-9]\d* of 400 epochs done")
+    one.sees("saved")
+    one.interrupt()
+    one.shows_next()
+    leave(one, job)
+
+    one.enter("slurm/pocket-cluster -n 2")
+    one.prompt()
+    one.run("sinfo")
+    one.run("scontrol show partition")
+    one.run("make .venv/run", ("make", "make -o requirements.txt -o constraints.txt"))
+    one.run(
+        'srun --gpus-per-node=1 .venv/bin/python -c "import torch;'
+        ' print(torch.cuda.is_available())"'
+    )
+    one.run(
+        "sbatch --nodes=2 --gpus-per-node=2 --time=00:05:00 slurm/multinode.sbatch 50 10"
+        " --snapshot_path first.pt"
+    )
+    one.run("squeue --me")
+    trained(one, "multinode", "first.pt")
+
+    # The packages of this line are there.
+    one.reader.next("sh", "sudo apt-get install slurm-wlm munge iproute2")
+    leave(one)
+    one.run("slurm/pocket-cluster -n 3 srun -N3 hostname")
+    one.run("slurm/pocket-cluster -n 3 -g 4")
+    one.run(". .venv/bin/activate")
+    one.run(
+        "sbatch --nodes=3 --gpus-per-node=4 slurm/multinode.sbatch 50 10"
+        " --snapshot_path three_nodes.pt",
+        ("=4", "=1"),
+    )
+    one.run("squeue")
+    job = trained(one, "multinode", "three_nodes.pt", "epoch 10 ")
+    one.run("scancel JOB", ("JOB", job))
+    one.run(
+        "srun --nodes=2 --gres=gpu:2 ./slurm/torchrun_script.sh multinode.py 50 10"
+        " --snapshot_path interactive.pt"
+    )
+    assert "epoch 50 " in one.output
+    submit = "python slurm/submit.py --nodes 2 --gpus_per_node 4"
+    one.run(f"{submit} multinode.py 50 10 --snapshot_path submitted.pt", ("node 4", "node 1"))
+    follow(one, "epoch 50 ")
+    one.run(
+        f"{submit} --cluster local multinode.py 50 10 --snapshot_path submitted_here.pt",
+        ("node 4", "node 1"),
+    )
+    follow(one, "epoch 50 ")
+    one.run(
+        "sbatch slurm/multinode_srun.sbatch 50 10 --snapshot_path tasks.pt",
+        ("sbatch slurm", "sbatch --gpus-per-node=1 slurm"),
+    )
+    trained(one, "multinode_srun", "tasks.pt")
+    leave(one)
+
+
+def with_recipes(one, two):
+    """The recipes, and what "When it hangs" tells to type."""
+    recipe = "torchrun --standalone --nproc_per_node=2 recipes"
+    one.run(f"{recipe}/evaluate.py 50 10 --snapshot_path first_recipe.pt")
+    one.reader.next("sh", SLURM_GPT)  # test_failure_fails_the_job submits it
+    one.enter("cp multinode.py mine.py")
+    one.prompt()
+    one.run("git merge-file mine.py multinode.py recipes/evaluate.py")
+    for name in ("mixed_precision", "gradient_accumulation", "evaluate"):
+        one.run(f"{recipe}/{name}.py 50 10 --snapshot_path {name}.pt")
+        one.shows_next()
+    one.run(f"{recipe}/tensorboard_logging.py 50 10 --snapshot_path watched.pt")
+    two.start("tensorboard --logdir logs")
+    two.sees("to quit")
+    one.shows_next()
+    two.shows_next()
+    two.interrupt()
+    one.run(f"{recipe}/fsdp.py 50 10 --snapshot_path fsdp.pt")
+    one.shows_next()
+    one.run(f"{recipe}/gpt.py 5 1 --snapshot_path gpt.pt", ("5 1", "1 1 --steps_per_epoch 5"))
+    one.reader.next("text")  # five epochs take minutes
+    one.reader.skip("hangs.md")  # tests/test_hangs.py types that
+
+
+@pytest.mark.path
+@needs_slurm
+def test_path(clone):
+    reader = Reader()
+    # What `make test` runs is this test, and it needs what the third line installs.
+    for command in ("make run", "make test", "sudo apt-get install slurm-wlm munge iproute2"):
+        reader.next("sh", command)
+    terminals = [Terminal(clone, reader) for _ in range(3)]
+    one = terminals[0]
+    one.run("slurm/pocket-cluster")
+    one.enter("exit")
+    one.prompt()
+    by_hand(*terminals)
+    on_slurm(one)
+    with_recipes(*terminals[:2])
+    assert not reader.unread
