@@ -119,10 +119,11 @@ class Terminal:
                 continue
             parts = map(re.escape, NUMBER.sub("0.0", expected).split("…"))
             pattern = ".*".join(parts).replace(re.escape("0.0"), f"({NUMBER.pattern})")
-            found = next(filter(None, (re.search(pattern, line) for line in lines)), None)
-            assert found, f"no {expected!r} in\n{self.output}"
             numbers = [float(number) for number in NUMBER.findall(expected)]
-            assert [float(number) for number in found.groups()] == pytest.approx(numbers, rel=0.05)
+            found = filter(None, (re.search(pattern, line) for line in lines))
+            printed = [[float(number) for number in match.groups()] for match in found]
+            close = pytest.approx(numbers, rel=0.05)
+            assert any(close == some for some in printed), f"no {expected!r} in\n{self.output}"
 
 
 @pytest.fixture
@@ -211,17 +212,24 @@ def by_hand(one, two, three):
         " multigpu_torchrun.py 50 10 --snapshot_path torchrun.pt"
     )
     one.shows_next()
-    one.start(
+    to_be_killed = (
         "torchrun --standalone --nproc_per_node=2 --max-restarts=3"
         " multigpu_torchrun.py 5000 100 --snapshot_path killed.pt"
     )
+    one.start(to_be_killed)
     one.sees("epoch 100 ")
     two.run("pgrep -u $USER -f multigpu_torchrun.py", ("$USER", "$(id -u)"))
     number = re.findall(r"^(\d+)\r?$", two.output, re.MULTILINE)[-1]
     two.run("kill -9 NUMBER", ("NUMBER", number))
-    one.sees(r"\d+ of 5000 epochs done")
-    one.sees("saved killed.pt")
-    one.shows_next()
+    if one.sees(r"\d+ of 5000 epochs done|JSONDecodeError")[0] == "JSONDecodeError":
+        # As docs/hangs.md says: torchrun has ended the other process while that wrote its error.
+        one.prompt()
+        one.bash.sendline(to_be_killed)
+        one.sees(r"\d+ of 5000 epochs done")
+        one.reader.next("text")
+    else:
+        one.sees("saved killed.pt")
+        one.shows_next()
     assert one.interrupt() != 0
 
     nodes = (one, two)
@@ -368,7 +376,7 @@ def with_recipes(one, two):
         one.shows_next()
     one.run(f"{recipe}/tensorboard_logging.py 50 10 --snapshot_path watched.pt")
     two.start("tensorboard --logdir logs")
-    two.sees("to quit")
+    two.sees(r"to quit\)")
     one.shows_next()
     two.shows_next()
     two.interrupt()
