@@ -82,6 +82,11 @@ class ElasticBatchSampler(DistributedSampler):
             yield shard or global_batch[:1]
 
 
+def leave_process_group(worker_id):
+    """Keeps signals from a data worker: torchrun and Ctrl-C send them to the rank's whole group."""
+    os.setpgrp()
+
+
 class Trainer:
     """Trains `model`, already on `device`, for `args.total_epochs`; resumes if a snapshot exists.
 
@@ -289,6 +294,7 @@ def main(local_rank, args):
         batch_sampler=sampler,
         num_workers=args.num_workers,
         persistent_workers=args.num_workers > 0,
+        worker_init_fn=leave_process_group,
         pin_memory=device.type == "cuda",
     )
     Trainer(model, train_loader, loss_fn, optimizer, device, args).train()

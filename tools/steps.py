@@ -18,7 +18,7 @@ STEPS = [
     Step("singlegpu.py", "multigpu.py", 42),
     Step("multigpu.py", "multigpu_torchrun.py", 20),
     Step("multigpu_torchrun.py", "multinode.py", 16),
-    Step("multinode.py", "elastic_ddp.py", 122),
+    Step("multinode.py", "elastic_ddp.py", 126),
 ]
 JOB_STEPS = [
     Step("slurm/singlegpu.sbatch", "slurm/multigpu.sbatch", 8),
