@@ -289,7 +289,7 @@ def test_site_in_a_browser(site):
                 page.click("label[for^=__palette]:visible")
                 other = "scheme => document.body.dataset.mdColorScheme != scheme"
                 page.wait_for_function(other, arg=scheme)
-        search(page, address, "requeue")
+        search(page, address, "TCPStore")
         browser.close()
     assert not problems, "\n".join(map(str, problems))
 
