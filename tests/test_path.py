@@ -270,6 +270,7 @@ def by_hand(one, two, three):
         " --rdzv_endpoint=localhost:29400 elastic_ddp.py 5000 100 --snapshot_path elastic_ddp.pt"
     )
     one.start(elastic)
+    one.sees(r"rank \d of 2 starts")  # so that the rendezvous is here
     two.enter(elastic)
     three.enter(elastic)
     for node in nodes:
@@ -327,11 +328,13 @@ def on_slurm(one):
     )
     one.run("squeue --me")
     trained(one, "multinode", "first.pt")
+    one.shows_next()
 
     # The packages of this line are there.
     one.reader.next("sh", "sudo apt-get install slurm-wlm munge iproute2")
     leave(one)
     one.run("slurm/pocket-cluster -n 3 srun -N3 hostname")
+    one.shows_next()
     one.run("slurm/pocket-cluster -n 3 -g 4")
     one.run(". .venv/bin/activate")
     one.run(
