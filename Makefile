@@ -14,7 +14,7 @@ help:  ## list the targets
 run: .venv/run  ## train with every stage in turn
 	python tools/run.py
 
-test: .venv/dev  ## check every claim; without Slurm installed, its tests are skipped, and say so
+test: .venv/dev  ## run the tests; without Slurm installed, its tests are skipped, and say so
 	pytest $(PYTEST_ARGS)
 
 path: .venv/dev  ## type every command of README and the pages, in their order, in a fresh clone

@@ -45,15 +45,10 @@ def documented_errors():
 def documented_error(line, *changes):
     """Returns a line that docs/hangs.md explains, with (old, new) `changes`."""
     assert line in documented_errors(), f"{line!r} is not in docs/hangs.md"
-    return changed(line, *changes)
-
-
-def changed(text, *changes):
-    """Returns a text with each (old, new) of `changes`, where `old` stands in it exactly once."""
     for old, new in changes:
-        assert text.count(old) == 1, (old, text)
-        text = text.replace(old, new)
-    return text
+        assert line.count(old) == 1, (old, line)
+        line = line.replace(old, new)
+    return line
 
 
 def free_port():
@@ -281,14 +276,11 @@ def start_stage(shell, script, processes, arguments):
     and, as none works, trains on the CPU.
     """
     if script == "singlegpu.py":
-        return [shell.start(changed("python singlegpu.py 50 10", ("50 10", arguments)))]
+        return [shell.start(f"python {script} {arguments}")]
     if script == "multigpu.py":
         return [
             shell.start(
-                changed(
-                    "python multigpu.py 50 10 --snapshot_path multigpu.pt",
-                    ("50 10 --snapshot_path multigpu.pt", arguments),
-                ),
+                f"python {script} {arguments}",
                 PYTHONPATH=str(ROOT / "tests" / "fake_gpus"),
                 FAKE_GPUS=str(processes[0]),
             )
@@ -299,14 +291,8 @@ def start_stage(shell, script, processes, arguments):
     port = str(free_port())
     return [
         shell.start(
-            changed(
-                "torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d"
-                " --rdzv_endpoint=localhost:29400 multinode.py 50 10 --snapshot_path multinode.pt",
-                ("29400", port),
-                ("--nnodes=2", f"--nnodes={len(processes)}"),
-                ("--nproc_per_node=4", f"--nproc_per_node={n}"),
-                ("50 10 --snapshot_path multinode.pt", arguments),
-            )
+            f"torchrun --nnodes={len(processes)} --nproc_per_node={n} --rdzv_backend=c10d"
+            f" --rdzv_endpoint=localhost:{port} multinode.py {arguments}"
         )
         for n in processes
     ]

@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from helpers import (
     TIMEOUT_S,
-    changed,
     documented_error,
     free_port,
     load,
@@ -98,21 +97,11 @@ script.Trainer._run_batch = pause_and_run_batch
 def start_node(shell, script, node, port):
     """Starts one of up to three nodes by hand, set to notice a death within seconds."""
     return shell.start(
-        changed(
-            "export OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= TORCH_CPP_LOG_LEVEL=ERROR\n"
-            "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1\n"
-            "export PET_RDZV_CONF=last_call_timeout=1,keep_alive_interval=1,"
-            "keep_alive_max_attempt=5\n"
-            "torchrun --nnodes=1:3 --nproc_per_node=2 --max-restarts=100 --rdzv_backend=c10d"
-            " --rdzv_endpoint=localhost:29400 elastic_ddp.py 5000 100"
-            " --snapshot_path elastic_ddp.pt",
-            ("29400", str(port)),
-            ("--nproc_per_node=2", "--nproc_per_node=1"),
-            (
-                "elastic_ddp.py 5000 100 --snapshot_path elastic_ddp.pt",
-                f"{script} 100000 100000 --save_every_steps 5",
-            ),
-        ),
+        "export OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= TORCH_CPP_LOG_LEVEL=ERROR\n"
+        "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1\n"
+        "export PET_RDZV_CONF=last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=5\n"
+        "torchrun --nnodes=1:3 --nproc_per_node=1 --max-restarts=100 --rdzv_backend=c10d"
+        f" --rdzv_endpoint=localhost:{port} {script} 100000 100000 --save_every_steps 5",
         node=node,
     )
 

@@ -302,9 +302,8 @@ def on_slurm(one):
     one.interrupt()
     one.run("power off node1")
     one.run("squeue")
-    while " PD " not in one.output:
-        one.enter("sleep 1; squeue")
-        one.prompt()
+    one.enter("until squeue | grep ' PD '; do sleep 1; done")
+    one.prompt()
     one.run("power on node1")
     one.start("tail -F elastic_ddp-JOB.out", ("JOB", job), ("-F", "-n +1 -F"))
     one.sees(r"[1-9]\d* of 400 epochs done")

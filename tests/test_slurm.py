@@ -14,7 +14,6 @@ import pytest
 from helpers import (
     ROOT,
     TIMEOUT_S,
-    changed,
     documented_error,
     max_abs_diff,
     needs_slurm,
@@ -76,8 +75,7 @@ def as_user(folder):
 def test_up_and_gone(shell, ordinary):
     leftovers = Leftovers(shell)
     prefix = as_user(shell.folder) if ordinary else f"cd {ROOT}/slurm && "
-    command = changed("slurm/pocket-cluster -n 3 srun -N3 hostname", ("slurm/", "./"))
-    job = shell.start(f"{prefix} {command}", **leftovers.variables)
+    job = shell.start(f"{prefix} ./pocket-cluster -n 3 srun -N3 hostname", **leftovers.variables)
     assert sorted(job.succeeds().splitlines()) == ["node1", "node2", "node3"]
     leftovers.check(job)
 
@@ -126,11 +124,7 @@ def test_job_files(cluster, shell):
     Root becomes an ordinary user for it, but one who may read the Python that runs this.
     """
     torchrun = "sbatch --gpus-per-node=1 slurm/multigpu_torchrun.sbatch"
-    tasks = changed(
-        "sbatch slurm/multinode_srun.sbatch 50 10",
-        ("sbatch slurm/", "sbatch --gpus-per-node=1 slurm/"),
-        ("50 10", "4 2"),
-    )
+    tasks = "sbatch --gpus-per-node=1 slurm/multinode_srun.sbatch 4 2"
     job = cluster(
         f"""
         sbatch slurm/singlegpu.sbatch 4 2 --batch_size 64 --snapshot_path singlegpu.pt
@@ -186,7 +180,7 @@ def test_more_nodes_and_interactive(ranks, shell):
         . .venv/bin/activate
         srun --nodes=2 --gres=gpu:2 ./slurm/torchrun_script.sh multinode.py 50 10
         job=$(sbatch --parsable --hold slurm/multinode.sbatch)
-        {changed("scancel JOB", ("JOB", "$job"))}
+        scancel $job
         """,
         "-n 3",
     )
@@ -200,25 +194,14 @@ def test_more_nodes_and_interactive(ranks, shell):
 
 def test_torchrun_by_hand_on_each_node(ranks, shell):
     """No Slurm step; options on one node, variables on the other, and fewer processes."""
-    rendezvous = changed(
-        "export PET_RDZV_BACKEND=c10d PET_RDZV_ENDPOINT=HOST:29400",
-        ("HOST", "node1"),
-    )
-    torchrun = changed(
-        "torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=HOST:29400"
-        " multinode.py 50 10 --snapshot_path multinode.pt",
-        ("HOST", "node1"),
-    )
-    with_variables = changed(
-        "torchrun --nnodes=2 --nproc_per_node=4 multinode.py 50 10", ("=4", "=2")
-    )
+    options = "--rdzv_backend=c10d --rdzv_endpoint=node1:29400"
     job = ranks(
         f"""
         source .venv/bin/activate
         export OMP_NUM_THREADS=1 TORCH_CPP_LOG_LEVEL=ERROR
-        on node1 {torchrun} &
-        {rendezvous}
-        on node2 {with_variables}
+        on node1 torchrun --nnodes=2 --nproc_per_node=4 {options} multinode.py 50 10 &
+        export PET_RDZV_BACKEND=c10d PET_RDZV_ENDPOINT=node1:29400
+        on node2 torchrun --nnodes=2 --nproc_per_node=2 multinode.py 50 10
         wait $!
         """
     )
@@ -345,11 +328,8 @@ def test_failure_fails_the_job(cluster, shell):
         "    raise RuntimeError(f'no such luck {sys.argv[1:]}')\n"
         "time.sleep(1000)\n"
     )
-    submit = changed(
-        "sbatch slurm/multinode.sbatch recipes/gpt.py 50 10 --snapshot_path gpt.pt",
-        ("sbatch slurm", "sbatch --gpus-per-node=2 slurm"),
-    )
-    job = cluster(submit)
+    submit = "sbatch --gpus-per-node=2 slurm/multinode.sbatch recipes/gpt.py 50 10"
+    job = cluster(f"{submit} --snapshot_path gpt.pt")
     assert job.wait() == 1
     assert "FAILED" in job.output
     assert "RuntimeError: no such luck ['50', '10', '--snapshot_path', 'gpt.pt']" in log(
@@ -359,23 +339,18 @@ def test_failure_fails_the_job(cluster, shell):
 
 def test_submit(ranks, shell):
     """The same command on Slurm and on this machine."""
-    small = ("gpus_per_node 4", "gpus_per_node 2")
-    submit = changed("python slurm/submit.py --nodes 2 --gpus_per_node 4 multinode.py 50 10", small)
+    submit = "python slurm/submit.py --nodes 2 --gpus_per_node 2"
     job = ranks(
         f"""
         source .venv/bin/activate
-        {submit}
+        {submit} multinode.py 50 10
         """
     )
     assert job.wait() == 0, job.output
     name, _, number = job.output.splitlines()[0].partition("     ")
     assert name == "job"
     assert f"follow  tail -F logs/{number}_0_log.out" in job.output
-    here = changed(
-        "python slurm/submit.py --nodes 2 --gpus_per_node 4 --cluster local multinode.py 50 10",
-        small,
-        (" multinode.py", " ./multinode.py"),
-    )
+    here = f"{submit} --cluster local ./multinode.py 50 10"
     local = shell.start(
         f"{here}; until [ $(ls logs/*_result.pkl | wc -l) = 4 ]; do sleep 0.1; done"
     )

@@ -11,7 +11,6 @@ import torch
 from helpers import (
     ROOT,
     SCRIPTS,
-    changed,
     documented_error,
     load,
     max_abs_diff,
@@ -88,12 +87,8 @@ def test_seed_changes_the_result(tmp_path, monkeypatch):
 
 def test_killed_worker_is_restarted(shell):
     job = shell.start(
-        changed(
-            "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1\n"
-            "torchrun --standalone --nproc_per_node=2 --max-restarts=3 multigpu_torchrun.py 50 10"
-            " --snapshot_path torchrun.pt",
-            ("50 10 --snapshot_path torchrun.pt", "20 5"),
-        )
+        "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1\n"
+        "torchrun --standalone --nproc_per_node=2 --max-restarts=3 multigpu_torchrun.py 20 5"
     )
     job.wait_for("epoch 5 |")
     # The last of the job's own, as there may be others on this machine.
@@ -101,7 +96,7 @@ def test_killed_worker_is_restarted(shell):
     own = job.processes()
     number = [p for p in subprocess.check_output(pgrep, text=True).split() if int(p) in own][-1]
     assert int(number) in job.workers().values()
-    subprocess.run(changed("kill -9 NUMBER", ("NUMBER", number)).split(), check=True)
+    subprocess.run(["kill", "-9", number], check=True)
     assert job.wait() == 0, job.output
     # torchrun may have ended the other before it says so.
     consequence = documented_error("This is typically caused by a remote worker")
@@ -169,3 +164,15 @@ def test_gpu_trains_like_the_cpu(shell, script, reference):
         job.succeeds()
     result, _ = weights_and_momentum(shell.folder / "snapshot.pt")
     assert max_abs_diff([weight.cpu() for weight in result], reference[0]) < 1e-3
+
+
+def test_a_resumed_run_keeps_its_learning_rate(tmp_path, monkeypatch):
+    """As docs/your_project.md says: that of the snapshot, not that of the script."""
+    arguments = ["singlegpu.py", "1", "1", "--snapshot_path", str(tmp_path / "snapshot.pt")]
+    monkeypatch.setattr(sys, "argv", arguments)
+    args = singlegpu.parse_args()
+    singlegpu.main(args)
+    model = singlegpu.ToyModel()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    singlegpu.Trainer(model, None, None, optimizer, torch.device("cpu"), args)
+    assert optimizer.param_groups[0]["lr"] == 0.01

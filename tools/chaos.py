@@ -47,6 +47,12 @@ def kill(node, mark="SLURM_STEP_ID=", signum=signal.SIGKILL):
             continue  # it has just ended
 
 
+def slurmd_start(node):
+    """Returns when the node's slurmd has started, as Slurm knows it, as text."""
+    found = re.search(r"SlurmdStartTime=(2\S+)", run("scontrol", "show", "node", node))
+    return found[1] if found else ""  # Slurm was busy, or knows of none
+
+
 # The fault types; chaos.py prints their docstrings.
 
 
@@ -104,7 +110,7 @@ def long_power_cut(node, job):
     booted = time.strftime("%Y-%m-%dT%H:%M:%S")
     run("power", "on", node)
     # A requeue before Slurm knows it makes Slurm 22.05 lose the job's GPUs.
-    while re.search(r"SlurmdStartTime=(\S+)", run("scontrol", "show", "node", node))[1] < booted:
+    while slurmd_start(node) < booted:
         time.sleep(1)
 
 
