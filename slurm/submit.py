@@ -132,10 +132,12 @@ def main():
         executor.update_parameters(tasks_per_node=args.nodes)
     job = executor.submit(TorchrunTask([args.script, *args.arguments], args.gpus_per_node))
     log = os.path.relpath(job.paths.stdout)
+    if args.nodes > 1:  # torchrun sorts the nodes by name: rank 0 need not be the first task's
+        log = log.replace("_0_log", f"_{{0..{args.nodes - 1}}}_log")
     cancel = "scancel" if args.cluster == "slurm" else "kill"
     print(f"job     {job.job_id}")
-    print(f"logs    {log} (rank 0), {log.replace('_0_log', '_*_log')} (all nodes)")
-    print(f"follow  tail -F {log}")
+    print(f"logs    {log}")
+    print(f"follow  tail -qF {log}")
     print(f"cancel  {cancel} {job.job_id}")
 
 

@@ -173,7 +173,7 @@ def trained(terminal, name, snapshot, progress="epoch 50 "):
 def follow(terminal, progress):
     """Types the command that submit.py prints to follow its job."""
     command = re.search(r"follow +(tail.*?)\r", terminal.output)[1]
-    terminal.enter(command.replace("-F", "-n +1 -F"))
+    terminal.enter(command.replace("-qF", "-n +1 -qF"))
     terminal.sees(progress)
     terminal.interrupt()
 

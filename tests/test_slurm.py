@@ -349,7 +349,7 @@ def test_submit(ranks, shell):
     assert job.wait() == 0, job.output
     name, _, number = job.output.splitlines()[0].partition("     ")
     assert name == "job"
-    assert f"follow  tail -F logs/{number}_0_log.out" in job.output
+    assert f"follow  tail -qF logs/{number}_{{0..1}}_log.out" in job.output
     here = f"{submit} --cluster local ./multinode.py 50 10"
     local = shell.start(
         f"{here}; until [ $(ls logs/*_result.pkl | wc -l) = 4 ]; do sleep 0.1; done"
