@@ -41,6 +41,9 @@ chaos: .venv/run  ## inject faults into a training on three nodes: make chaos FA
 bench: .venv/bench  ## compare the speed with a bare loop, raw DDP, Accelerate and Fabric
 	python bench/epoch_time.py
 
+cost: .venv/run  ## measure what distributed training costs here, in about eight minutes
+	python bench/cost.py $(if $(ROUNDS),--rounds $(ROUNDS))
+
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo '$(PYTHON) is not Python 3.11 or newer: name one, as in: make run PYTHON=python3.12'; exit 1; }
@@ -65,4 +68,4 @@ bench: .venv/bench  ## compare the speed with a bare loop, raw DDP, Accelerate a
 	$@/bin/python -m pip install --disable-pip-version-check aws-parallelcluster -c constraints.txt
 	@touch $@
 
-.PHONY: help run test lint docs cascade chaos bench
+.PHONY: help run test path lint docs cascade chaos bench cost

@@ -312,7 +312,7 @@ def on_slurm(one):
     one.shows_next()
     leave(one, job)
 
-    one.enter("slurm/pocket-cluster -n 2")
+    one.enter("slurm/pocket-cluster -n 3")
     one.prompt()
     one.run("sinfo")
     one.run("scontrol show partition")
@@ -321,6 +321,14 @@ def on_slurm(one):
         'srun --gpus-per-node=1 .venv/bin/python -c "import torch;'
         ' print(torch.cuda.is_available())"'
     )
+    one.enter("on node3 tc qdisc replace dev eth0 root tbf rate 20mbit burst 64kb latency 300ms")
+    assert one.prompt() == 0
+    one.run("sbatch --nodes=3 --gpus-per-node=1 slurm/multinode.sbatch slurm/check_cluster.py")
+    job = re.search(r"job (\d+)", one.output)[1]
+    one.enter(f"tail -n +1 -F multinode-{job}.out")
+    one.sees("slow nodes: .*node3")
+    one.interrupt()
+    one.reader.next("text")  # speeds
     one.run(
         "sbatch --nodes=2 --gpus-per-node=2 --time=00:05:00 slurm/multinode.sbatch 50 10"
         " --snapshot_path first.pt"
@@ -365,6 +373,44 @@ def on_slurm(one):
     leave(one)
 
 
+def what_it_costs(one):
+    """One round of the measurements, whose figures depend on the machine."""
+    packages = "make -o requirements.txt -o constraints.txt"
+    one.start("make cost", ("make", packages), ("cost", "cost ROUNDS=1"))
+    for progress in ("4/12", "8/12", "Figures and traces are in runs/cost/"):
+        one.sees(progress)
+    assert one.prompt() == 0
+    for _ in range(3):
+        one.reader.next("text")
+    one.run("python bench/formula.py")
+    one.shows_next()
+    one.shows_next()
+    one.reader.next("text")  # of make bench, which takes long
+
+
+def over_a_slow_link(one):
+    """Fewer steps than on the pages: each takes two seconds."""
+    srun = "srun --nodes=2 --gres=gpu:1 ./slurm/torchrun_script.sh"
+    steps = ("--steps_per_epoch 20", "--steps_per_epoch 3")
+    for commands in (
+        (
+            f"{srun} recipes/gpt.py 1 1 --steps_per_epoch 20 --snapshot_path uncompressed.pt",
+            f"{srun} recipes/slow_network.py 1 1 --steps_per_epoch 20 --compress"
+            " --snapshot_path compressed.pt",
+        ),
+        (f"{srun} recipes/local_sgd.py 2 1 --steps_per_epoch 20 --snapshot_path local_sgd.pt",),
+    ):
+        one.run("slurm/pocket-cluster -n 2 -g 1 --bandwidth 20mbit")
+        one.run(". .venv/bin/activate")
+        for command in commands:
+            one.run(command, steps)
+            assert "tokens/s" in one.output
+            if command is commands[-1]:
+                one.run("exit")
+        for _ in commands:
+            one.reader.next("text")
+
+
 def with_recipes(one, two):
     """The recipes, and what "When it hangs" tells to type."""
     recipe = "torchrun --standalone --nproc_per_node=2 recipes"
@@ -386,6 +432,7 @@ def with_recipes(one, two):
     one.shows_next()
     one.run(f"{recipe}/gpt.py 5 1 --snapshot_path gpt.pt", ("5 1", "1 1 --steps_per_epoch 5"))
     one.reader.next("text")  # five epochs take minutes
+    over_a_slow_link(one)
     one.reader.skip("hangs.md")  # tests/test_hangs.py types that
 
 
@@ -403,5 +450,6 @@ def test_path(clone):
     one.prompt()
     by_hand(*terminals)
     on_slurm(one)
+    what_it_costs(one)
     with_recipes(*terminals[:2])
     assert not reader.unread

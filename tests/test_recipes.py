@@ -29,7 +29,12 @@ import singlegpu
 
 NAMES = [step.file for step in RECIPES]
 TINY = "--layers 1 --heads 1 --steps_per_epoch 8"
-OPTIONS = {"recipes/mixed_precision.py": "--dtype float16", "recipes/gpt.py": TINY}
+OPTIONS = {
+    "recipes/mixed_precision.py": "--dtype float16",
+    "recipes/gpt.py": TINY,
+    "recipes/slow_network.py": f"{TINY} --compress",
+    "recipes/local_sgd.py": f"{TINY} --sync_every 3",
+}
 
 # What a recipe must cope with beyond the toy: an optimizer that also keeps scalars per tensor; a
 # scale that is too large at first.
@@ -350,6 +355,79 @@ def test_useless_text(shell):
     )
     (shell.folder / "short.txt").write_text("hello")
     shell.ranks("recipes/gpt.py --text short.txt").fails("--text has 5 bytes, too few for one step")
+
+
+# DDP's average of the gradients and local SGD's of the weights are the same for a linear optimizer.
+PLAIN_SGD = """
+script.configure_optimizer = lambda model, lr: torch.optim.SGD(model.parameters(), lr, momentum=0.9)
+nn.utils.clip_grad_norm_ = lambda parameters, norm: None
+"""
+
+
+def test_compressed_is_close(shell):
+    """float16 gradients change the weights, a little; without --compress, nothing changes."""
+    results = []
+    for name, option in [("gpt", ""), ("slow_network", ""), ("slow_network", "--compress")]:
+        script = patch(shell, f"recipes/{name}.py", PLAIN_SGD)
+        path = f"{name}{option}.pt"
+        options = f"2 {TINY} --learning_rate 0.1 {option} --snapshot_path {path}"
+        shell.ranks(f"{script} {options}", 2).succeeds()
+        results.append(load(shell.folder / path)["model"].values())
+    plain, uncompressed, compressed = results
+    assert max_abs_diff(plain, uncompressed) == 0
+    assert 0 < max_abs_diff(plain, compressed) < 1e-3
+
+
+def test_synchronized_every_step_is_ddp(shell):
+    options = f"2 {TINY} --learning_rate 0.1"
+    ddp = patch(shell, "recipes/gpt.py", PLAIN_SGD)
+    shell.ranks(f"{ddp} {options} --snapshot_path ddp.pt", 2).succeeds()
+    local = patch(shell, "recipes/local_sgd.py", PLAIN_SGD)
+    plain_average = "--sync_every 1 --outer_lr 1 --outer_momentum 0"
+    shell.ranks(f"{local} {options} {plain_average} --snapshot_path local.pt", 2).succeeds()
+    results = [load(shell.folder / name)["model"].values() for name in ("ddp.pt", "local.pt")]
+    assert max_abs_diff(*results) < 1e-6
+
+
+# Each rank keeps what it shared before each synchronization, and its weights before and after.
+RECORD_WEIGHTS = """
+synchronize, history = script.Trainer._synchronize, []
+def weights(trainer):
+    return nn.utils.parameters_to_vector(trainer.model.parameters()).detach().clone()
+def record_and_synchronize(self):
+    record = [self.shared.detach().clone(), weights(self)]
+    synchronize(self)
+    history.append([*record, weights(self)])
+    torch.save(history, f"history-{os.environ['RANK']}")
+script.Trainer._synchronize = record_and_synchronize
+"""
+
+
+def test_outer_step(shell):
+    """Every 3 of 8 steps, and after the last, Nesterov's momentum moves all ranks to one point."""
+    script = patch(shell, "recipes/local_sgd.py", RECORD_WEIGHTS)
+    options = "--sync_every 3 --outer_lr 0.5 --outer_momentum 0.8"
+    shell.ranks(f"{script} 2 {TINY} {options}", 2).succeeds()
+    one, other = (load(shell.folder / f"history-{rank}") for rank in range(2))
+    assert len(one) == len(other) == 6
+    shared = one[0][0]
+    velocity = torch.zeros_like(shared)
+    for (before, weights, after), (_, other_weights, other_after) in zip(one, other, strict=True):
+        assert max_abs_diff([before], [shared]) < 1e-6
+        assert not torch.equal(weights, other_weights)
+        change = shared - (weights + other_weights) / 2
+        velocity = 0.8 * velocity + change
+        shared = shared - 0.5 * (change + 0.8 * velocity)
+        assert torch.equal(after, other_after)
+        assert max_abs_diff([after], [shared]) < 1e-6
+
+
+def test_local_sgd_on_more_ranks(shell):
+    """A new rank takes the state of another one's optimizer."""
+    command = f"recipes/local_sgd.py {{}} 1 {OPTIONS['recipes/local_sgd.py']}"
+    shell.ranks(command.format(1), 2).succeeds()
+    output = shell.ranks(command.format(2), 3).succeeds()
+    assert "1 of 2 epochs done" in output and "epoch 2 |" in output
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -381,11 +381,34 @@ def test_cancel_a_local_job(shell):
         time.sleep(0.1)
 
 
+def test_slow_node_is_found(cluster, shell):
+    """All links are limited, to tell more of them than of this machine's noise; one is slower."""
+    limit = "dev eth0 root tbf rate 20mbit burst 64kb latency 300ms"
+    job = cluster(
+        f"""
+        source .venv/bin/activate
+        on node3 tc qdisc change {limit}
+        sbatch --gpus-per-node=1 --nodes=4 slurm/multinode.sbatch slurm/check_cluster.py
+        """,
+        "--nodes=4 --bandwidth=200mbit",
+    )
+    job.succeeds()
+    output = log(shell.folder, "multinode")
+    rows = {line.split()[1]: line for line in output.splitlines() if "Gbit/s" in line}
+    assert sorted(rows) == ["node1", "node2", "node3", "node4"]
+    assert [name for name in rows if "slow network" in rows[name]] == ["node3"]
+    assert re.search("slow nodes: .*node3", output)
+    bandwidths = {name: float(line.split()[4]) for name, line in rows.items()}
+    assert bandwidths.pop("node3") == pytest.approx(2 / (1 / 0.2 + 1 / 0.02), rel=0.3)
+    assert list(bandwidths.values()) == pytest.approx([0.2] * 3, rel=0.3)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ("-n 0", "argument -n/--nodes: must be 1 or more, not 0"),
         ("-g none", "argument -g/--gpus: invalid positive_int value: 'none'"),
+        ("-b 1", "argument -b/--bandwidth: must be like 100mbit (kbit, mbit or gbit), not 1"),
         ("no-such-command", "there is no command no-such-command"),
     ],
 )
@@ -422,7 +445,7 @@ def test_not_linux():
 
 
 def test_pocket_cluster_without_slurm(tmp_path):
-    for tool in ("env", "unshare", "ip"):
+    for tool in ("env", "unshare", "ip", "tc"):
         (tmp_path / tool).symlink_to(shutil.which(tool, path="/usr/bin:/bin:/usr/sbin:/sbin"))
     program = (ROOT / "slurm" / "pocket-cluster").read_text()
     copy = tmp_path / "pocket-cluster"

@@ -1,0 +1,192 @@
+"""Measures what a training step costs, on all ranks that torchrun starts:
+
+    torchrun --standalone --nproc_per_node=2 bench/measure.py
+
+Prints the time of all-reduces of several sizes, with the bandwidths that nccl-tests define, and how
+long a step of the model of recipes/gpt.py takes, with and without its all-reduce. --json keeps the
+figures; --trace profiles some steps, and keeps a trace for chrome://tracing or ui.perfetto.dev.
+"""
+
+import argparse
+import contextlib
+import functools
+import itertools
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
+from torch.utils.data import DataLoader
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from recipes.gpt import GPT, TextDataset, configure_optimizer
+
+SIZES = [2**n for n in (10, 14, 18, 20, 22)]  # bytes
+LAYERS, CONTEXT = 4, 64
+PHASES = ["data", "forward", "backward", "optimizer"]
+PROFILED_STEPS = 5
+
+
+def synchronize_device():
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def times(function, repetitions):
+    """Returns the seconds of each call of `function` on the slowest rank, after one to warm up."""
+    seconds = torch.zeros(repetitions + 1)
+    for i in range(repetitions + 1):
+        dist.barrier()
+        synchronize_device()
+        start = time.perf_counter()
+        function()
+        synchronize_device()
+        seconds[i] = time.perf_counter() - start
+    slowest = [None] * dist.get_world_size()
+    dist.all_gather_object(slowest, seconds)
+    return torch.stack(slowest).amax(0)[1:].tolist()
+
+
+def measure_all_reduce(size, repetitions, device):
+    tensor = torch.zeros(size // 4, device=device)
+    return statistics.median(times(lambda: dist.all_reduce(tensor), repetitions))
+
+
+def bus_bandwidth(size, seconds, ranks):
+    """Returns the bytes per second that cross each rank's link, by nccl-tests' definition."""
+    return 2 * (ranks - 1) / ranks * size / seconds
+
+
+class Training:
+    """Steps of a GPT with `heads` heads, by DDP, on batches of `batch_size` chunks of text."""
+
+    def __init__(self, heads, batch_size, device):
+        torch.manual_seed(0)
+        dataset = TextDataset(torch.randint(256, (2**18,), dtype=torch.uint8).numpy(), CONTEXT)
+        self.name = f"{heads} heads, {batch_size} chunks per rank"
+        self.device = device
+        self.batches = itertools.cycle(DataLoader(dataset, batch_size, shuffle=True))
+        model = GPT(LAYERS, heads, CONTEXT).to(device)
+        self.gradient_bytes = 4 * sum(p.numel() for p in model.parameters())
+        self.optimizer = configure_optimizer(model, 1e-3)
+        self.model = nn.parallel.DistributedDataParallel(model)
+        self.loss_fn = nn.CrossEntropyLoss()
+
+    def run_step(self, all_reduce=True):
+        with contextlib.nullcontext() if all_reduce else self.model.no_sync():
+            with record_function("data"):
+                inputs, targets = next(self.batches)
+                inputs, targets = inputs.to(self.device), targets.to(self.device)
+            self.optimizer.zero_grad()
+            with record_function("forward"):
+                loss = self.loss_fn(self.model(inputs).flatten(0, 1), targets.flatten())
+            with record_function("backward"):
+                loss.backward()
+            with record_function("optimizer"):
+                self.optimizer.step()
+
+    def measure(self, repetitions):
+        """Returns the seconds of a step, with and without the all-reduce; and what is reduced."""
+        computation = times(functools.partial(self.run_step, all_reduce=False), repetitions)
+        step = times(self.run_step, repetitions)
+        return {
+            "name": self.name,
+            "gradient_bytes": self.gradient_bytes,
+            "computation": statistics.median(computation),
+            "step": statistics.median(step),
+        }
+
+    def profile(self, all_reduce, trace=None):
+        """Returns the milliseconds of each phase of a step; writes a trace of the steps."""
+        activities = [ProfilerActivity.CPU]
+        if self.device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        steps = schedule(wait=1, warmup=1, active=PROFILED_STEPS)
+        with profile(activities=activities, schedule=steps) as profiler:
+            for _ in range(2 + PROFILED_STEPS):
+                self.run_step(all_reduce)
+                synchronize_device()
+                profiler.step()
+        if trace:
+            profiler.export_chrome_trace(trace)
+        events = {event.key: event for event in profiler.key_averages()}
+        return {name: events[name].cpu_time_total / PROFILED_STEPS / 1000 for name in PHASES}
+
+
+def profile_phases(training, trace):
+    """Returns the milliseconds of each phase, those of waiting for the all-reduce apart."""
+    phases = training.profile(True, trace)
+    backward = training.profile(False)["backward"]
+    phases["all-reduce wait"] = max(0.0, phases["backward"] - backward)
+    phases["backward"] = min(phases["backward"], backward)
+    return phases
+
+
+def measure(args, device):
+    """Returns the figures; see `report`."""
+    figures = {"ranks": dist.get_world_size(), "all_reduce": {}, "trainings": []}
+    for size in args.sizes:
+        figures["all_reduce"][size] = measure_all_reduce(size, args.repetitions, device)
+    for heads, batch_size in itertools.product(args.heads, args.batch_size):
+        training = Training(heads, batch_size, device)
+        figures["trainings"].append(training.measure(args.repetitions))
+    if args.trace:
+        trace = args.trace if dist.get_rank() == 0 else None
+        figures["phases"] = profile_phases(
+            Training(args.heads[0], args.batch_size[0], device), trace
+        )
+    return figures
+
+
+def report(figures):
+    ranks = figures["ranks"]
+    print(f"{'all-reduce, bytes':>18}{'ms':>10}{'algbw MB/s':>12}{'busbw MB/s':>12}")
+    for size, seconds in figures["all_reduce"].items():
+        algorithm_bandwidth = size / seconds / 1e6
+        print(
+            f"{size:>18,}{seconds * 1e3:>10.2f}"
+            f"{algorithm_bandwidth:>12.1f}{bus_bandwidth(size, seconds, ranks) / 1e6:>12.1f}"
+        )
+    for training in figures["trainings"]:
+        print(
+            f"{training['name']}, {training['gradient_bytes'] / 1e6:.1f} MB of gradients: "
+            f"{training['step'] * 1e3:.0f} ms per step, "
+            f"{training['computation'] * 1e3:.0f} ms without all-reduce"
+        )
+    for name, milliseconds in figures.get("phases", {}).items():
+        print(f"{name:>18}{milliseconds:>10.2f} ms")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sizes", type=int, nargs="*", default=SIZES, help="of all-reduces, bytes")
+    parser.add_argument("--heads", type=int, nargs="+", default=[2], help="sizes of models")
+    parser.add_argument("--batch_size", type=int, nargs="+", default=[32], help="per rank")
+    parser.add_argument("--repetitions", type=int, default=10)
+    parser.add_argument("--json")
+    parser.add_argument("--trace")
+    args = parser.parse_args()
+    if "LOCAL_RANK" not in os.environ:
+        parser.error("start this script with torchrun, as its first lines show")
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    dist.init_process_group()
+    figures = measure(args, device)
+    if dist.get_rank() == 0:
+        report(figures)
+        if args.json:
+            Path(args.json).write_text(json.dumps(figures))
+    time.sleep(0.1)  # as in multinode.py
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,364 @@
+"""Train a GPT with local SGD, with the same command on each node (HOST is one of them):
+
+    torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=HOST:29400 \
+        recipes/local_sgd.py 50 10 --sync_every 20
+
+Trains for 50 epochs and saves a snapshot every 10. Started again, it resumes from the snapshot;
+to start afresh, delete the file or name another one with --snapshot_path.
+It learns the bytes of the files after --text, by default those of Python's own source code.
+"""
+
+import argparse
+import io
+import math
+import os
+import socket
+import sys
+import time
+from itertools import islice
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
+from tqdm import tqdm
+
+HEAD_SIZE = 64
+VAL_BYTES = 65_536  # the end of the text, never trained on
+
+
+class Block(nn.Module):
+    """Causal self-attention and an MLP, from and to shape (batch, time, heads * HEAD_SIZE)."""
+
+    def __init__(self, heads):
+        super().__init__()
+        width = heads * HEAD_SIZE
+        self.norm1 = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+        self.norm2 = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        qkv = self.qkv(self.norm1(x)).unflatten(2, (-1, 3, HEAD_SIZE)).transpose(1, 2)
+        q, k, v = qkv.unbind(3)  # each of shape (batch, heads, time, HEAD_SIZE)
+        attention = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.proj(attention.transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class GPT(nn.Module):
+    """Maps bytes of shape (batch, time) to logits of each next byte, (batch, time, 256)."""
+
+    def __init__(self, layers, heads, context):
+        super().__init__()
+        width = heads * HEAD_SIZE
+        self.context = context
+        self.token_embedding = nn.Embedding(256, width)
+        self.position_embedding = nn.Embedding(context, width)
+        self.blocks = nn.Sequential(*(Block(heads) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 2:
+                nn.init.normal_(parameter, std=0.02)
+            if name.endswith(("proj.weight", "down.weight")):  # added to the residual stream
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers))
+        num_params = sum(p.numel() for p in self.parameters()) - context * width
+        self.flops_per_token = 6 * num_params + 12 * layers * width * context  # PaLM, appendix B
+
+    def forward(self, tokens):
+        positions = self.position_embedding.weight[: tokens.shape[1]]
+        x = self.norm(self.blocks(self.token_embedding(tokens) + positions))
+        return F.linear(x, self.token_embedding.weight)  # tied to the input embedding
+
+    @torch.no_grad()
+    def generate(self, prompt, max_new_tokens):
+        """Returns `prompt` and a continuation of `max_new_tokens` bytes, sampled from the model."""
+        tokens = torch.tensor([list(prompt.encode())], device=self.norm.weight.device)
+        for _ in range(max_new_tokens):
+            logits = self.forward(tokens[:, -self.context :])[0, -1]  # forward: never compiled
+            next_token = logits.softmax(0).multinomial(1)
+            tokens = torch.cat([tokens, next_token[None]], 1)
+        return bytes(tokens[0].tolist()).decode(errors="replace")
+
+
+class TextDataset(Dataset):
+    """Chunks of `context` bytes of `text`; a chunk's target is the same chunk one byte later."""
+
+    def __init__(self, text, context):
+        self.tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        self.context = context
+
+    def __len__(self):
+        return (len(self.tokens) - 1) // self.context
+
+    def __getitem__(self, index):
+        start = index * self.context
+        chunk = self.tokens[start : start + self.context + 1].long()
+        return chunk[:-1], chunk[1:]
+
+
+class Trainer:
+    """Trains `model`, already on `device`, for `args.total_epochs`; resumes if a snapshot exists.
+
+    A snapshot holds all that is needed to resume: the state_dicts of `model` and `optimizer`, and
+    `epochs_run`, the number of completed epochs and so the index of the next one.
+    """
+
+    def __init__(self, model, train_loader, val_loader, loss_fn, optimizer, device, args):
+        self.model = model
+        self.train_loader = train_loader
+        self.val_loader = val_loader
+        self.loss_fn = loss_fn
+        self.optimizer = optimizer
+        self.device = device
+        self.args = args
+        self.epochs_run = 0
+        self.loss = 0.0
+        self.shared = nn.Parameter(nn.utils.parameters_to_vector(model.parameters()).detach())
+        self.outer_optimizer = torch.optim.SGD(
+            [self.shared], args.outer_lr, args.outer_momentum, nesterov=args.outer_momentum > 0
+        )
+        self.steps_per_epoch = min(args.steps_per_epoch, len(train_loader))
+        self.use_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        if os.path.exists(args.snapshot_path):
+            self._load_snapshot(args.snapshot_path)
+        self._check_start_epoch()
+        self.is_main = dist.get_rank() == 0  # this process logs and saves
+
+    def _check_start_epoch(self):
+        """Exits if the ranks start at different epochs: not all nodes have the newest snapshot."""
+        starts = [None] * dist.get_world_size()
+        dist.all_gather_object(starts, self.epochs_run)
+        if min(starts) < max(starts):
+            sys.exit(f"ranks start at epochs {starts}: use a shared disk, or copy the snapshot")
+
+    def _run_batch(self, inputs, targets):
+        self.optimizer.zero_grad()
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.use_bfloat16):
+            loss = self.loss_fn(self.model(inputs).flatten(0, 1), targets.flatten())
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        return loss.detach()
+
+    @torch.no_grad()
+    def _synchronize(self):
+        """Moves the weights that all ranks share by the mean of what each has learned since."""
+        change = self.shared - nn.utils.parameters_to_vector(self.model.parameters())
+        self.shared.grad = change / dist.get_world_size()
+        dist.all_reduce(self.shared.grad)  # the mean over all ranks
+        self.outer_optimizer.step()
+        # Cloned, because the parameters become views of this vector.
+        nn.utils.vector_to_parameters(self.shared.clone(), self.model.parameters())
+
+    def _run_epoch(self, epoch):
+        """Trains one epoch and sets `self.loss` to its mean loss per sample."""
+        # Seeding by epoch gives a resumed run the same sample order and dropout as an unbroken one.
+        self.train_loader.sampler.set_epoch(epoch)
+        torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
+        total_loss = torch.zeros((), device=self.device)
+        batches = islice(self.train_loader, self.steps_per_epoch)
+        for step, (inputs, targets) in enumerate(batches, epoch * self.steps_per_epoch):
+            for group in self.optimizer.param_groups:
+                group["lr"] = self._learning_rate(step)
+            inputs = inputs.to(self.device, non_blocking=True)
+            targets = targets.to(self.device, non_blocking=True)
+            loss = self._run_batch(inputs, targets)
+            total_loss.add_(loss, alpha=len(inputs))
+            steps_run = step % self.steps_per_epoch + 1
+            if steps_run % self.args.sync_every == 0 or steps_run == self.steps_per_epoch:
+                self._synchronize()
+        dist.all_reduce(total_loss)  # the sum over all ranks
+        total_loss /= dist.get_world_size()
+        self.loss = total_loss.item() / (self.steps_per_epoch * self.args.batch_size)
+
+    def _learning_rate(self, step):
+        """Rises for a tenth of all steps, then falls along a cosine to a tenth of its maximum."""
+        progress = (step + 1) / (self.args.total_epochs * self.steps_per_epoch)
+        cosine = 0.1 + 0.45 * (1 + math.cos(math.pi * (progress - 0.1) / 0.9))  # from 1 to 0.1
+        return self.args.learning_rate * min(progress / 0.1, cosine)
+
+    @torch.no_grad()
+    def _evaluate(self):
+        """Returns the mean loss on the validation set, which is sharded over the ranks."""
+        totals = torch.zeros(2, device=self.device)
+        for inputs, targets in self.val_loader:
+            logits = self.model(inputs.to(self.device)).flatten(0, 1)
+            loss = self.loss_fn(logits, targets.to(self.device).flatten())
+            totals[0] += loss * len(inputs)
+            totals[1] += len(inputs)
+        dist.all_reduce(totals)
+        return (totals[0] / totals[1]).item()
+
+    def _throughput(self, seconds):
+        """Formats an epoch's speed: tokens per second, and the MFU if a peak is given."""
+        tokens = self.steps_per_epoch * self.args.batch_size * self.args.context  # of each rank
+        throughput = f"{tokens * dist.get_world_size() / seconds:,.0f} tokens/s"
+        if self.args.peak_tflops:
+            flops_per_second = tokens * self.model.flops_per_token / seconds
+            throughput += f", MFU {flops_per_second / (self.args.peak_tflops * 1e12):.1%}"
+        return throughput
+
+    def _save_snapshot(self):
+        buffer = io.BytesIO()  # gathered as bytes, because rank 0 may lack another rank's device
+        torch.save(self.optimizer.state_dict(), buffer)
+        optimizers = [None] * dist.get_world_size() if self.is_main else None
+        dist.gather_object(buffer.getvalue(), optimizers)
+        if not self.is_main:
+            return
+        snapshot = {
+            "model": self.model.state_dict(),
+            "optimizers": optimizers,
+            "outer_optimizer": self.outer_optimizer.state_dict(),
+            "epochs_run": self.epochs_run,
+        }
+        path = self.args.snapshot_path
+        tmp_path = f"{path}.tmp"
+        try:
+            with open(tmp_path, "wb") as file:
+                torch.save(snapshot, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(tmp_path, path)  # atomic: `path` is always a complete snapshot
+        except (OSError, RuntimeError) as error:
+            reason = error.__context__ or error  # torch.save wraps the error of a full disk
+            sys.exit(f"cannot save {path} ({reason}): disk full, or file used by another run?")
+        self._log(f"epoch {self.epochs_run} | loss {self.loss:.4g} | saved {path}")
+
+    def _load_snapshot(self, path):
+        try:
+            snapshot = torch.load(path, map_location="cpu", weights_only=True)
+            self.model.load_state_dict(snapshot["model"])
+            self.shared.data = nn.utils.parameters_to_vector(self.model.parameters()).detach()
+            optimizers = snapshot["optimizers"]
+            optimizer = io.BytesIO(optimizers[dist.get_rank() % len(optimizers)])
+            self.optimizer.load_state_dict(torch.load(optimizer, map_location="cpu"))
+            self.outer_optimizer.load_state_dict(snapshot["outer_optimizer"])
+            self.epochs_run = snapshot["epochs_run"]
+        except Exception as error:
+            sys.exit(f"cannot load {path} ({error!r:.150}): move it or set another --snapshot_path")
+
+    def _log(self, message):
+        if not self.is_main:
+            return
+        tqdm.write(message)
+
+    def train(self):
+        start_epoch = self.epochs_run
+        total = self.args.total_epochs
+        steps = self.steps_per_epoch
+        location = f"{self.device} of {socket.gethostname()}"
+        self._log(f"{start_epoch} of {total} epochs done, {steps} steps per epoch, on {location}")
+        if start_epoch >= total:
+            self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
+        epochs = range(start_epoch, total)
+        disable = None if self.is_main else True  # None: disabled unless on a terminal
+        progress = tqdm(epochs, initial=start_epoch, total=total, unit="epoch", disable=disable)
+        for epoch in progress:
+            start_time = time.perf_counter()
+            self._run_epoch(epoch)
+            throughput = self._throughput(time.perf_counter() - start_time)
+            progress.set_postfix_str(f"loss {self.loss:.4g}, {throughput}")
+            self.epochs_run = epoch + 1
+            if self.epochs_run % self.args.save_every == 0 or self.epochs_run == total:
+                self._save_snapshot()
+                self._log(f"val loss {self._evaluate():.4g}, {throughput}")
+
+
+def parse_args():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("total_epochs", nargs="?", type=int, default=50)
+    parser.add_argument("save_every", nargs="?", type=int, default=10, help="epochs per snapshot")
+    parser.add_argument("--batch_size", type=int, default=32, help="per device")
+    stdlib_files = sorted(Path(os.__file__).parent.glob("*.py"))
+    parser.add_argument("--text", nargs="+", type=Path, default=stdlib_files, metavar="FILE")
+    parser.add_argument("--steps_per_epoch", type=int, default=100)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--heads", type=int, default=2, help=f"of {HEAD_SIZE} channels each")
+    parser.add_argument("--context", type=int, default=64, help="in bytes")
+    parser.add_argument("--learning_rate", type=float, default=3e-3)
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--sync_every", type=int, default=20, help="in steps")
+    parser.add_argument("--outer_lr", type=float, default=0.7)
+    parser.add_argument("--outer_momentum", type=float, default=0.5)
+    parser.add_argument("--peak_tflops", type=float, help="of a device, to log the MFU")
+    parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
+    parser.add_argument("--snapshot_path", default="snapshot.pt")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    if "LOCAL_RANK" not in os.environ:
+        parser.error("start this script with torchrun, as its first lines show")
+    if min(args.total_epochs, args.save_every, args.batch_size) < 1:
+        parser.error("total_epochs, the save intervals and --batch_size must be 1 or more")
+    if min(args.steps_per_epoch, args.layers, args.heads, args.context) < 1:
+        parser.error("--steps_per_epoch, --layers, --heads and --context must be 1 or more")
+    if args.sync_every < 1:
+        parser.error("--sync_every must be 1 or more")
+    if args.num_workers < 0:
+        parser.error("--num_workers must be 0 or more")
+    snapshot_dir = os.path.dirname(os.path.abspath(args.snapshot_path))
+    if not os.access(snapshot_dir, os.W_OK):
+        parser.error(f"cannot write into {snapshot_dir}: create it, or set --snapshot_path")
+    try:
+        args.text = b"".join(path.read_bytes() for path in args.text)
+    except OSError as error:
+        parser.error(f"cannot read --text: {error}")
+    return args
+
+
+def configure_optimizer(model, learning_rate):
+    """AdamW, with weight decay for matrices but not for biases and norms."""
+    matrices = [p for p in model.parameters() if p.dim() == 2]
+    vectors = [p for p in model.parameters() if p.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, learning_rate, betas=(0.9, 0.95), fused=matrices[0].is_cuda)
+
+
+@record  # torchrun then shows the traceback of the rank that failed first
+def main(local_rank, args):
+    sys.stdout.reconfigure(line_buffering=True, write_through=False)  # logs get whole lines at once
+    if torch.cuda.is_available():
+        if local_rank >= torch.cuda.device_count():
+            sys.exit(f"{socket.gethostname()} has too few GPUs: lower --nproc_per_node")
+        torch.cuda.set_device(local_rank)  # replaces device_id, which is for GPUs only
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    print(f"rank {dist.get_rank()} of {dist.get_world_size()} starts on {socket.gethostname()}")
+    torch.manual_seed(args.seed)
+    if len(args.text) <= VAL_BYTES + args.context * args.batch_size * dist.get_world_size():
+        sys.exit(f"--text has {len(args.text):,} bytes, too few for one step")
+    dataset = TextDataset(args.text[:-VAL_BYTES], args.context)
+    val_set = TextDataset(args.text[-VAL_BYTES:], args.context)
+    model = GPT(args.layers, args.heads, args.context).to(device)
+    if args.compile:
+        torch.set_float32_matmul_precision("high")  # TF32; without it, the compiler warns
+        model.compile()
+    optimizer = configure_optimizer(model, args.learning_rate)
+    loss_fn = nn.CrossEntropyLoss()
+    sampler = DistributedSampler(dataset, seed=args.seed)
+    train_loader = DataLoader(
+        dataset,
+        args.batch_size,
+        sampler=sampler,
+        drop_last=True,
+        num_workers=args.num_workers,
+        persistent_workers=args.num_workers > 0,
+        pin_memory=device.type == "cuda",
+    )
+    val_shard = Subset(val_set, range(dist.get_rank(), len(val_set), dist.get_world_size()))
+    val_loader = DataLoader(val_shard, args.batch_size, num_workers=args.num_workers)
+    Trainer(model, train_loader, val_loader, loss_fn, optimizer, device, args).train()
+    if dist.get_rank() == 0:
+        print(model.generate("\n", 300))
+    time.sleep(0.1)  # CPU only: gloo's threads finish before Python exits (pytorch#190489)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    args = parse_args()
+    main(int(os.environ["LOCAL_RANK"]), args)

@@ -1,0 +1,59 @@
+"""The formulas of bench/formula.py, against simulations and known values."""
+
+import math
+import sys
+
+import pytest
+from helpers import ROOT
+
+sys.path.insert(0, str(ROOT / "bench"))
+import formula
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 8])
+def test_ring(nodes):
+    """A ring, hop by hop: all have the sum after 2 (N - 1) hops, each with a chunk of the data."""
+    chunks = [[{node} for _ in range(nodes)] for node in range(nodes)]  # whose values are in a sum
+    hops = sent = 0
+    for _ in range(2):  # reduce-scatter, then all-gather
+        for hop in range(nodes - 1):
+            passed = [
+                chunks[node][(node - hop + (hops >= nodes - 1)) % nodes] for node in range(nodes)
+            ]
+            for node in range(nodes):
+                receiver = (node + 1) % nodes
+                index = (node - hop + (hops >= nodes - 1)) % nodes
+                chunks[receiver][index] = chunks[receiver][index] | passed[node]
+            hops += 1
+            sent += 1 / nodes
+    assert all(chunk == set(range(nodes)) for node in chunks for chunk in node)
+    assert formula.all_reduce(nodes, 1.0, 0.0, 1.0) == pytest.approx(sent)
+    assert formula.all_reduce(nodes, 0.0, 1.0, 1.0) == hops
+
+
+def test_step_hides_communication_behind_computation():
+    assert formula.step(3.0, 1.0, overlap=0.5) == 3.0
+    assert formula.step(3.0, 2.0, overlap=0.5) == 3.5
+    assert formula.step(3.0, 2.0, overlap=0.0) == 5.0
+
+
+def test_efficiency_falls_with_the_share_of_each_gpu():
+    shares = [formula.efficiency(formula.H100, 2**n, 8e9, 4e6) for n in range(3, 15)]
+    assert shares[0] == 1.0
+    assert shares == sorted(shares, reverse=True)
+    # Twice the GPUs for twice the batch: but for the latency, the same.
+    same = [formula.efficiency(formula.H100, n, 8e9, 2000 * n, 2**50) for n in (4096, 8192)]
+    assert same[0] == pytest.approx(same[1], rel=0.01)
+
+
+def test_slowest_of_two():
+    """The mean of the larger of two normal values is 1 / sqrt(pi) standard deviations higher."""
+    slowdown = formula.straggling(2, 0.1, trials=100_000)
+    assert slowdown == pytest.approx(1 + 0.1 / math.sqrt(math.pi), abs=0.001)
+
+
+def test_best_interval():
+    """In the simulation, longer and shorter intervals lose more."""
+    best = formula.best_interval(save=30, failure_interval=36_000)
+    lost = [formula.lost_time(best * factor, 30, 300, 36_000, 20_000) for factor in (0.4, 1, 2.5)]
+    assert lost[1] < min(lost[0], lost[2])
