@@ -80,7 +80,7 @@ def measure_all(with_cluster, rounds):
         for ranks in range(1, 5):
             heads = " ".join(map(str, SCALING_HEADS))
             arguments = f"--heads {heads} --batch_size {BATCH_SIZE} {BATCH_SIZE // ranks}"
-            trace = f" --trace {OUT}/trace.json" if ranks == 2 else ""
+            trace = " --trace trace.json" if ranks == 2 else ""
             scaling[ranks] = run(on_this_machine(ranks), f"{arguments} --repetitions 5{trace}")
             progress.update()
         for _ in range(rounds):
@@ -90,8 +90,10 @@ def measure_all(with_cluster, rounds):
                 progress.update()
         slow = None
         if with_cluster:
-            trace = f"--trace {OUT}/trace_slow_link.json"
-            slow = run(on_cluster(2, 1, "100 Mbit/s"), f"--sizes 1024 --repetitions 3 {trace}")
+            trace = "--trace trace_slow_link.json"
+            slow = run(
+                on_cluster(2, 1, "100 Mbit/s"), f"--batch_size {BATCH_SIZE} --sizes 1024 {trace}"
+            )
             progress.update()
     return placements, scaling, slow
 
@@ -118,7 +120,7 @@ def fit(placements):
     def communication(link):
         if LINKS[link] is None:
             return 0.0  # within the computation, which is measured with it
-        return all_reduce(4, size, BUCKETS * latency, share * LINKS[link])
+        return all_reduce(4, size, latency, share * LINKS[link], BUCKETS)
 
     hidden = computation + communication("100 Mbit/s") - median_step(far)
     overlap = max(0.0, hidden / computation)
@@ -189,7 +191,7 @@ def print_phases(scaling, slow):
         print(f"{phase:<24}{cells}")
 
 
-def draw(filename, plot, **labels):
+def draw(filename, plot, legend_below=False, **labels):
     colors = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
     style = dict.fromkeys(colors, GREY) | {"font.size": 12}
     style |= {"svg.hashsalt": "", "svg.fonttype": "none"}
@@ -199,7 +201,10 @@ def draw(filename, plot, **labels):
         plot(axes)
         axes.set(**labels)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False)
+        if legend_below:
+            figure.legend(frameon=False, loc="outside lower center", ncols=2)
+        else:
+            axes.legend(frameon=False)
         figure.savefig(OUT / filename, transparent=True, metadata={"Date": None})
 
 
@@ -248,7 +253,8 @@ def draw_clusters():
 
     def plot(axes):
         for hardware, style in ((H100, "-"), (ETHERNET, "--")):
-            axes.plot([], [], GREY, ls=style, label=hardware.name)
+            axes.plot([], [], GREY, ls=style, label=f"{hardware.name} per node")
+        for hardware, style in ((H100, "-"), (ETHERNET, "--")):
             for tokens, color in ((1e6, YELLOW), (4e6, BLUE), (16e6, RED)):
                 shares = [efficiency(hardware, n, 8e9, tokens) for n in gpus]
                 label = f"{tokens / 1e6:.0f} M tokens" if hardware is H100 else None
@@ -257,13 +263,15 @@ def draw_clusters():
         axes.set_xscale("log", base=2)
         axes.set_xticks(gpus[::3], [f"{n:,}" for n in gpus[::3]])
 
-    draw("clusters.svg", plot, xlabel="GPUs", ylabel="efficiency")
+    draw("clusters.svg", plot, legend_below=True, xlabel="GPUs", ylabel="efficiency")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3, help="of the placements")
     args = parser.parse_args()
+    if args.rounds < 1:
+        parser.error("--rounds must be 1 or more")
     OUT.mkdir(parents=True, exist_ok=True)
     problem = cluster_problem()
     if problem:

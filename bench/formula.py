@@ -1,7 +1,7 @@
 """What a step of data-parallel training takes, as one formula; and what follows from it
 
     step = computation + all-reduce - what of it hides behind the computation
-    all-reduce = buckets x hops x latency + 2 (N - 1) / N x gradient bytes / bandwidth
+    all-reduce = buckets x hops x latency + 2 (N - 1) / N x bytes / bandwidth
 
 `bench/cost.py` fits it to this machine. Run as a script, it prints what it says of large clusters.
 Times are in seconds, sizes in bytes, bandwidths in bytes per second.
@@ -12,13 +12,13 @@ import random
 from typing import NamedTuple
 
 
-def all_reduce(nodes, size, latency, bandwidth, hops=None):
-    """Returns the time of an all-reduce over `nodes`, by default in a ring of them.
+def all_reduce(ranks, size, latency, bandwidth, buckets=1, hops=None):
+    """Returns the time of all-reduces of `size` bytes in all, by default in a ring.
 
-    A ring passes each byte on 2 (N - 1) / N times over each node's link (Patarasuk and Yuan 2009).
+    A ring passes each byte on 2 (N - 1) / N times over each link (Patarasuk and Yuan 2009).
     """
-    hops = 2 * (nodes - 1) if hops is None else hops
-    return hops * latency + 2 * (nodes - 1) / nodes * size / bandwidth
+    hops = 2 * (ranks - 1) if hops is None else hops
+    return buckets * hops * latency + 2 * (ranks - 1) / ranks * size / bandwidth
 
 
 def step(computation, communication, overlap):
@@ -43,22 +43,21 @@ class Hardware(NamedTuple):
 H100 = Hardware("H100, 8 x 400 Gbit/s", 989e12, 0.4, 8, 8 * 400e9 / 8, 8.5e-6)
 ETHERNET = H100._replace(name="H100, 1 x 100 Gbit/s", bandwidth=100e9 / 8)
 
-BYTES_PER_PARAMETER = 4  # float32 gradients; FSDP's two all-gathers and reduce-scatter send as much
+BYTES_PER_PARAMETER = 4  # float32 gradients; FSDP sends as much if it gathers 16-bit weights
 OVERLAP = 2 / 3  # backward computes two thirds of a step's FLOPs
-BUCKET_BYTES = 25 * 2**20  # DDP's default
+BUCKETS = 194  # DDP's, of Llama 3 8B: most of its matrices exceed 25 MB, and none is ever split
 
 
-def efficiency(hardware, gpus, parameters, batch_tokens, bucket_bytes=BUCKET_BYTES):
+def efficiency(hardware, gpus, parameters, batch_tokens):
     """Returns which part of a step the GPUs compute, for a global batch of `batch_tokens`."""
     flops = 6 * parameters * batch_tokens / gpus  # forward and backward: PaLM, appendix B
     computation = flops / (hardware.flops * hardware.utilization)
     nodes = math.ceil(gpus / hardware.gpus_per_node)
+    if nodes == 1:
+        return 1.0
     size = BYTES_PER_PARAMETER * parameters
-    buckets = math.ceil(size / bucket_bytes)
-    hops = 2 * math.ceil(math.log2(nodes)) if nodes > 1 else 0  # NCCL: trees where rings are long
-    communication = buckets * hops * hardware.latency + all_reduce(
-        nodes, size, 0.0, hardware.bandwidth
-    )
+    hops = 2 * math.ceil(math.log2(nodes))  # NCCL: trees, where rings would be long
+    communication = all_reduce(gpus, size, hardware.latency, hardware.bandwidth, BUCKETS, hops)
     return computation / step(computation, communication, OVERLAP)
 
 

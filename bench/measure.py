@@ -13,6 +13,7 @@ import functools
 import itertools
 import json
 import os
+import random
 import statistics
 import sys
 import time
@@ -21,13 +22,15 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from recipes.gpt import GPT, TextDataset, configure_optimizer
 
 SIZES = [2**n for n in (10, 14, 18, 20, 22)]  # bytes
+GPU_SIZES = [*SIZES, 2**25, 2**28, 2**30]
 LAYERS, CONTEXT = 4, 64
 PHASES = ["data", "forward", "backward", "optimizer"]
 PROFILED_STEPS = 5
@@ -68,10 +71,12 @@ class Training:
 
     def __init__(self, heads, batch_size, device):
         torch.manual_seed(0)
-        dataset = TextDataset(torch.randint(256, (2**18,), dtype=torch.uint8).numpy(), CONTEXT)
+        dataset = TextDataset(random.Random(0).randbytes(2**20), CONTEXT)
         self.name = f"{heads} heads, {batch_size} chunks per rank"
+        self.profiled = False
         self.device = device
-        self.batches = itertools.cycle(DataLoader(dataset, batch_size, shuffle=True))
+        sampler = RandomSampler(dataset, replacement=True, num_samples=10**6)
+        self.batches = iter(DataLoader(dataset, batch_size, sampler=sampler))
         model = GPT(LAYERS, heads, CONTEXT).to(device)
         self.gradient_bytes = 4 * sum(p.numel() for p in model.parameters())
         self.optimizer = configure_optimizer(model, 1e-3)
@@ -80,16 +85,24 @@ class Training:
 
     def run_step(self, all_reduce=True):
         with contextlib.nullcontext() if all_reduce else self.model.no_sync():
-            with record_function("data"):
+            with self.phase("data"):
                 inputs, targets = next(self.batches)
                 inputs, targets = inputs.to(self.device), targets.to(self.device)
             self.optimizer.zero_grad()
-            with record_function("forward"):
+            with self.phase("forward"):
                 loss = self.loss_fn(self.model(inputs).flatten(0, 1), targets.flatten())
-            with record_function("backward"):
+            with self.phase("backward"):
                 loss.backward()
-            with record_function("optimizer"):
+            with self.phase("optimizer"):
                 self.optimizer.step()
+
+    @contextlib.contextmanager
+    def phase(self, name):
+        """Names a part of a step in the profile; on a GPU, waits there until it is computed."""
+        with record_function(name):
+            yield
+            if self.profiled:
+                synchronize_device()
 
     def measure(self, repetitions):
         """Returns the seconds of a step, with and without the all-reduce; and what is reduced."""
@@ -107,15 +120,16 @@ class Training:
         activities = [ProfilerActivity.CPU]
         if self.device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
+        self.profiled = True
         steps = schedule(wait=1, warmup=1, active=PROFILED_STEPS)
         with profile(activities=activities, schedule=steps) as profiler:
             for _ in range(2 + PROFILED_STEPS):
                 self.run_step(all_reduce)
-                synchronize_device()
                 profiler.step()
         if trace:
             profiler.export_chrome_trace(trace)
-        events = {event.key: event for event in profiler.key_averages()}
+        averages = profiler.key_averages()
+        events = {event.key: event for event in averages if event.device_type == DeviceType.CPU}
         return {name: events[name].cpu_time_total / PROFILED_STEPS / 1000 for name in PHASES}
 
 
@@ -165,13 +179,16 @@ def report(figures):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sizes", type=int, nargs="*", default=SIZES, help="of all-reduces, bytes")
+    sizes = GPU_SIZES if torch.cuda.is_available() else SIZES
+    parser.add_argument("--sizes", type=int, nargs="*", default=sizes, help="of all-reduces, bytes")
     parser.add_argument("--heads", type=int, nargs="+", default=[2], help="sizes of models")
     parser.add_argument("--batch_size", type=int, nargs="+", default=[32], help="per rank")
     parser.add_argument("--repetitions", type=int, default=10)
     parser.add_argument("--json")
     parser.add_argument("--trace")
     args = parser.parse_args()
+    if min(args.repetitions, *args.heads, *args.batch_size) < 1:
+        parser.error("--repetitions, --heads and --batch_size must be 1 or more")
     if "LOCAL_RANK" not in os.environ:
         parser.error("start this script with torchrun, as its first lines show")
     device = torch.device("cpu")

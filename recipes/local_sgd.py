@@ -9,7 +9,6 @@ It learns the bytes of the files after --text, by default those of Python's own 
 """
 
 import argparse
-import io
 import math
 import os
 import socket
@@ -119,7 +118,8 @@ class Trainer:
         self.args = args
         self.epochs_run = 0
         self.loss = 0.0
-        self.shared = nn.Parameter(nn.utils.parameters_to_vector(model.parameters()).detach())
+        self.ranks_per_node = int(os.environ["LOCAL_WORLD_SIZE"])
+        self.shared = nn.utils.parameters_to_vector(model.parameters()).detach()
         self.outer_optimizer = torch.optim.SGD(
             [self.shared], args.outer_lr, args.outer_momentum, nesterov=args.outer_momentum > 0
         )
@@ -128,6 +128,8 @@ class Trainer:
         if os.path.exists(args.snapshot_path):
             self._load_snapshot(args.snapshot_path)
         self._check_start_epoch()
+        node_group, _ = dist.new_subgroups(self.ranks_per_node)
+        self.model = nn.parallel.DistributedDataParallel(model, process_group=node_group)
         self.is_main = dist.get_rank() == 0  # this process logs and saves
 
     def _check_start_epoch(self):
@@ -147,10 +149,10 @@ class Trainer:
         return loss.detach()
 
     @torch.no_grad()
-    def _synchronize(self):
-        """Moves the weights that all ranks share by the mean of what each has learned since."""
-        change = self.shared - nn.utils.parameters_to_vector(self.model.parameters())
-        self.shared.grad = change / dist.get_world_size()
+    def _outer_step(self):
+        """Moves the weights that all nodes share by the mean of what each has learned since."""
+        weights = nn.utils.parameters_to_vector(self.model.parameters())
+        self.shared.grad = (self.shared - weights) / dist.get_world_size()
         dist.all_reduce(self.shared.grad)  # the mean over all ranks
         self.outer_optimizer.step()
         # Cloned, because the parameters become views of this vector.
@@ -172,7 +174,7 @@ class Trainer:
             total_loss.add_(loss, alpha=len(inputs))
             steps_run = step % self.steps_per_epoch + 1
             if steps_run % self.args.sync_every == 0 or steps_run == self.steps_per_epoch:
-                self._synchronize()
+                self._outer_step()
         dist.all_reduce(total_loss)  # the sum over all ranks
         total_loss /= dist.get_world_size()
         self.loss = total_loss.item() / (self.steps_per_epoch * self.args.batch_size)
@@ -188,7 +190,7 @@ class Trainer:
         """Returns the mean loss on the validation set, which is sharded over the ranks."""
         totals = torch.zeros(2, device=self.device)
         for inputs, targets in self.val_loader:
-            logits = self.model(inputs.to(self.device)).flatten(0, 1)
+            logits = self.model.module(inputs.to(self.device)).flatten(0, 1)
             loss = self.loss_fn(logits, targets.to(self.device).flatten())
             totals[0] += loss * len(inputs)
             totals[1] += len(inputs)
@@ -200,20 +202,24 @@ class Trainer:
         tokens = self.steps_per_epoch * self.args.batch_size * self.args.context  # of each rank
         throughput = f"{tokens * dist.get_world_size() / seconds:,.0f} tokens/s"
         if self.args.peak_tflops:
-            flops_per_second = tokens * self.model.flops_per_token / seconds
+            flops_per_second = tokens * self.model.module.flops_per_token / seconds
             throughput += f", MFU {flops_per_second / (self.args.peak_tflops * 1e12):.1%}"
         return throughput
 
+    def _optimizer_state_on_cpu(self):
+        state_dict = self.optimizer.state_dict()
+        for index, state in state_dict["state"].items():
+            state_dict["state"][index] = {name: value.cpu() for name, value in state.items()}
+        return state_dict
+
     def _save_snapshot(self):
-        buffer = io.BytesIO()  # gathered as bytes, because rank 0 may lack another rank's device
-        torch.save(self.optimizer.state_dict(), buffer)
         optimizers = [None] * dist.get_world_size() if self.is_main else None
-        dist.gather_object(buffer.getvalue(), optimizers)
+        dist.gather_object(self._optimizer_state_on_cpu(), optimizers)
         if not self.is_main:
             return
         snapshot = {
-            "model": self.model.state_dict(),
-            "optimizers": optimizers,
+            "model": self.model.module.state_dict(),  # without the DDP wrapper
+            "optimizers": optimizers[:: self.ranks_per_node],
             "outer_optimizer": self.outer_optimizer.state_dict(),
             "epochs_run": self.epochs_run,
         }
@@ -234,10 +240,10 @@ class Trainer:
         try:
             snapshot = torch.load(path, map_location="cpu", weights_only=True)
             self.model.load_state_dict(snapshot["model"])
-            self.shared.data = nn.utils.parameters_to_vector(self.model.parameters()).detach()
+            self.shared.copy_(nn.utils.parameters_to_vector(self.model.parameters()).detach())
             optimizers = snapshot["optimizers"]
-            optimizer = io.BytesIO(optimizers[dist.get_rank() % len(optimizers)])
-            self.optimizer.load_state_dict(torch.load(optimizer, map_location="cpu"))
+            node = dist.get_rank() // self.ranks_per_node
+            self.optimizer.load_state_dict(optimizers[node % len(optimizers)])
             self.outer_optimizer.load_state_dict(snapshot["outer_optimizer"])
             self.epochs_run = snapshot["epochs_run"]
         except Exception as error:
@@ -297,8 +303,8 @@ def parse_args():
         parser.error("total_epochs, the save intervals and --batch_size must be 1 or more")
     if min(args.steps_per_epoch, args.layers, args.heads, args.context) < 1:
         parser.error("--steps_per_epoch, --layers, --heads and --context must be 1 or more")
-    if args.sync_every < 1:
-        parser.error("--sync_every must be 1 or more")
+    if args.sync_every < 1 or args.outer_lr <= 0 or not 0 <= args.outer_momentum < 1:
+        parser.error("wanted: --sync_every >= 1, --outer_lr > 0, 0 <= --outer_momentum < 1")
     if args.num_workers < 0:
         parser.error("--num_workers must be 0 or more")
     snapshot_dir = os.path.dirname(os.path.abspath(args.snapshot_path))

@@ -261,7 +261,7 @@ def parse_args():
     parser.add_argument("--learning_rate", type=float, default=3e-3)
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--compress", action="store_true", help="all-reduce gradients in float16")
-    parser.add_argument("--bucket_cap_mb", type=int, default=25, help="size of DDP's buckets")
+    parser.add_argument("--bucket_cap_mb", type=int, help="size of DDP's buckets (25)")
     parser.add_argument("--peak_tflops", type=float, help="of a device, to log the MFU")
     parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
     parser.add_argument("--snapshot_path", default="snapshot.pt")
@@ -273,7 +273,7 @@ def parse_args():
         parser.error("total_epochs, the save intervals and --batch_size must be 1 or more")
     if min(args.steps_per_epoch, args.layers, args.heads, args.context) < 1:
         parser.error("--steps_per_epoch, --layers, --heads and --context must be 1 or more")
-    if args.bucket_cap_mb < 1:
+    if args.bucket_cap_mb is not None and args.bucket_cap_mb < 1:
         parser.error("--bucket_cap_mb must be 1 or more")
     if args.num_workers < 0:
         parser.error("--num_workers must be 0 or more")

@@ -2,7 +2,7 @@
 
     sbatch slurm/multinode.sbatch slurm/check_cluster.py
 
-Multiplies matrices on each device, then sends data between each two nodes, all their ranks at once.
+Multiplies matrices on each device, then sends data between pairs of nodes, all their ranks at once.
 Rank 0 prints a table, and names each node that is slow: its slowest device, or its connection to
 the node that it reaches fastest, achieves less than half of the median of all nodes. To tell which
 of two nodes has the slow connection takes a third.
@@ -14,14 +14,17 @@ import socket
 import statistics
 import sys
 import time
-from collections import Counter
+from collections import defaultdict
+from itertools import islice
 
 import torch
 import torch.distributed as dist
 
 SLOW = 0.5  # of the median
-MEASURING_SECONDS = 1.0  # of each two nodes, about
-TIMEOUT = datetime.timedelta(minutes=2)
+MEASURING_SECONDS = 0.5  # of each two nodes in each direction, about
+MIN_BYTES, MAX_BYTES = 2**20, 2**28
+MAX_PARTNERS = 8  # of each node
+TIMEOUT = datetime.timedelta(minutes=10)
 
 
 def timed(function):
@@ -44,12 +47,12 @@ def measure_matmul(device):
     """Returns the TFLOP/s of the product of two square matrices."""
     size = 8192 if device.type == "cuda" else 512
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    matrix = torch.ones(size, size, dtype=dtype, device=device)
+    matrix = torch.randn(size, size, dtype=dtype, device=device)
     return 2 * size**3 / fastest(lambda: matrix @ matrix, 50) / 1e12
 
 
 def rounds(nodes):
-    """Yields lists of disjoint pairs of nodes; together, each two nodes (circle method)."""
+    """Yields lists of disjoint pairs of nodes, other ones each time (circle method)."""
     circle = list(range(nodes + nodes % 2))  # an odd number of nodes: one rests in each round
     for _ in range(len(circle) - 1):
         pairs = zip(circle[: len(circle) // 2], reversed(circle), strict=False)
@@ -57,46 +60,52 @@ def rounds(nodes):
         circle.insert(1, circle.pop())
 
 
-def measure_bandwidth(partner, device):
-    """Returns the Gbit/s between this rank and rank `partner`, there and back in turn.
+def measure_direction(sends, partner, device):
+    """Returns the Gbit/s from this rank to rank `partner`, or from there if not `sends`."""
+    max_size = MAX_BYTES if device.type == "cuda" else MIN_BYTES
+    data = torch.ones(max_size, dtype=torch.uint8, device=device)
 
-    Only the lower of the two ranks knows when all has arrived; the other gets None.
-    """
-    size = 2**28 if device.type == "cuda" else 2**20
-    data = torch.ones(size, dtype=torch.uint8, device=device)
-    lower = dist.get_rank() < partner
+    def send_and_confirm(size):
+        if sends:
+            dist.send(data[:size], partner)
+            dist.recv(data[:1], partner)  # until then, data may still be on its way
+        else:
+            dist.recv(data[:size], partner)
+            dist.send(data[:1], partner)
 
-    def send_and_return():
-        for send in (lower, not lower):
-            transfer = dist.send if send else dist.recv
-            transfer(data, partner)
-
-    send_and_return()  # connects the two
-    # A slow connection is measured once, a fast one often: the lower rank decides.
-    repetitions = torch.tensor(int(MEASURING_SECONDS / timed(send_and_return)) + 1, device=device)
-    if lower:
-        dist.send(repetitions, partner)
+    send_and_confirm(MIN_BYTES)  # connects the two
+    # The faster the connection, the more data, and the more often: the sender decides.
+    repetitions = MEASURING_SECONDS / timed(lambda: send_and_confirm(MIN_BYTES))
+    size = min(max_size, max(MIN_BYTES, int(MIN_BYTES * repetitions / 20)))
+    plan = torch.tensor([size, int(repetitions * MIN_BYTES / size) + 1], device=device)
+    if sends:
+        dist.send(plan, partner)
     else:
-        dist.recv(repetitions, partner)
-    seconds = fastest(send_and_return, repetitions.item())
-    return 2 * 8 * size / seconds / 1e9 if lower else None
+        dist.recv(plan, partner)
+    size, repetitions = plan.tolist()
+    return 8 * size / fastest(lambda: send_and_confirm(size), repetitions) / 1e9
 
 
-def measure(device, local_rank, local_world_size):
-    """Returns this rank's node, its matmul speed, and its bandwidth to nodes of higher number."""
+def measure_bandwidth(partner, device):
+    """Returns the Gbit/s between this rank and rank `partner`, in the slower direction."""
+    lower_rank_sends = dist.get_rank() < partner
+    one = measure_direction(lower_rank_sends, partner, device)
+    other = measure_direction(not lower_rank_sends, partner, device)
+    return min(one, other)
+
+
+def measure_bandwidths(device, local_rank, local_world_size):
+    """Returns the Gbit/s between this rank and the one of the same local rank on other nodes."""
     node = dist.get_rank() // local_world_size
-    matmul = measure_matmul(device)
     bandwidths = {}
-    for pairs in rounds(dist.get_world_size() // local_world_size):
+    for pairs in islice(rounds(dist.get_world_size() // local_world_size), MAX_PARTNERS):
         dist.barrier()
         for pair in pairs:
             if node in pair:
                 partner = sum(pair) - node
                 rank = partner * local_world_size + local_rank
-                bandwidth = measure_bandwidth(rank, device)
-                if bandwidth:
-                    bandwidths[partner] = bandwidth
-    return {"host": socket.gethostname(), "matmul": matmul, "bandwidths": bandwidths}
+                bandwidths[partner] = measure_bandwidth(rank, device)
+    return bandwidths
 
 
 def below_median(speeds):
@@ -108,23 +117,25 @@ def below_median(speeds):
 def report(results, local_world_size):
     """Prints a table of the nodes, and which are slow."""
     nodes = range(len(results) // local_world_size)
-    hosts, matmul = {}, {}
-    links = Counter()  # the bandwidth of each two nodes, of all their ranks together
+    hosts, matmul, network = {}, {}, {}
     for node in nodes:
         ranks = results[node * local_world_size : (node + 1) * local_world_size]
         hosts[node] = ranks[0]["host"]
         matmul[node] = min(rank["matmul"] for rank in ranks)
+        links = defaultdict(float)  # to other nodes, of all ranks together
         for rank in ranks:
             for partner, bandwidth in rank["bandwidths"].items():
-                links[node, partner] += bandwidth
-    network = {node: max(links[pair] for pair in links if node in pair) for node in nodes}
+                links[partner] += bandwidth
+        network[node] = max(links.values())
     slow_devices = below_median(matmul)
     slow_networks = below_median(network)
     print(f"{'node':<16}{'slowest device':>18}{'network':>18}")
     for node in nodes:
         line = f"{hosts[node]:<16}{matmul[node]:>10.3g} TFLOP/s{network[node]:>11.3g} Gbit/s"
-        line += "  slow device" * (node in slow_devices)
-        line += "  slow network" * (node in slow_networks)
+        if node in slow_devices:
+            line += "  slow device"
+        if node in slow_networks:
+            line += "  slow network"
         print(line)
     slow = [hosts[node] for node in nodes if node in slow_devices | slow_networks]
     print(f"slow nodes: {', '.join(slow) or 'none'}")
@@ -132,20 +143,27 @@ def report(results, local_world_size):
 
 def main():
     if "LOCAL_RANK" not in os.environ:
-        sys.exit("start this script with torchrun, as its first lines show")
+        sys.exit("start this script with a job file or torchrun, as its first lines show")
     local_rank = int(os.environ["LOCAL_RANK"])
     local_world_size = int(os.environ["LOCAL_WORLD_SIZE"])
     if int(os.environ["WORLD_SIZE"]) == local_world_size:
         sys.exit("there is one node only: start this script on two or more")
     device = torch.device("cpu")
     if torch.cuda.is_available():
+        if local_rank >= torch.cuda.device_count():
+            sys.exit(f"{socket.gethostname()} has too few GPUs: lower --nproc_per_node")
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
     try:
-        dist.init_process_group(timeout=TIMEOUT)
-        result = measure(device, local_rank, local_world_size)
+        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", timeout=TIMEOUT)
+        dist.barrier()
+        matmul = measure_matmul(device)
+        bandwidths = measure_bandwidths(device, local_rank, local_world_size)
         results = [None] * dist.get_world_size()
+        result = {"host": socket.gethostname(), "matmul": matmul, "bandwidths": bandwidths}
         dist.all_gather_object(results, result)
+    except torch.OutOfMemoryError:
+        sys.exit(f"{socket.gethostname()}: GPU {local_rank} has no free memory: who uses it?")
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         sys.exit(f"{socket.gethostname()} does not reach all other nodes: {reason}")

@@ -82,17 +82,22 @@ def two_ranks(shell, command):
     return shell.ranks(script, 2)
 
 
+def two_nodes(shell):
+    return [shell.folder / "node1", shell.folder / "node2"]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_killed_is_uninterrupted(shell, name):
     """Two ranks, killed in mid-epoch and started again, end with the snapshot of two left alone."""
     script = patch(shell, name, PAUSE + CHANGES.get(name, ""))
-    command = f"{script} 6 3 {OPTIONS.get(name, '')} --snapshot_path"
-    uninterrupted = shell.ranks(f"{command} uninterrupted", 2)
-    killed = shell.ranks(f"{command} killed", 2)
+    command = f"{script} 6 3 {OPTIONS.get(name, '')} --snapshot_path {shell.folder}"
+    nodes = two_nodes(shell) if name == "recipes/local_sgd.py" else [shell.folder] * 2
+    uninterrupted = shell.ranks_on(nodes, f"{command}/uninterrupted")
+    killed = shell.ranks_on(nodes, f"{command}/killed")
     killed.wait_for("epoch 3 |")
     killed.signal(signal.SIGKILL)
     assert killed.wait() == -signal.SIGKILL
-    resumed = shell.ranks(f"{command} killed", 2).succeeds()
+    resumed = shell.ranks_on(nodes, f"{command}/killed").succeeds()
     assert "3 of 6 epochs done" in resumed
     uninterrupted.succeeds()
     one, other = (load(shell.folder / path) for path in ("uninterrupted", "killed"))
@@ -384,22 +389,23 @@ def test_synchronized_every_step_is_ddp(shell):
     shell.ranks(f"{ddp} {options} --snapshot_path ddp.pt", 2).succeeds()
     local = patch(shell, "recipes/local_sgd.py", PLAIN_SGD)
     plain_average = "--sync_every 1 --outer_lr 1 --outer_momentum 0"
-    shell.ranks(f"{local} {options} {plain_average} --snapshot_path local.pt", 2).succeeds()
+    command = f"{local} {options} {plain_average} --snapshot_path {shell.folder}/local.pt"
+    shell.ranks_on(two_nodes(shell), command).succeeds()
     results = [load(shell.folder / name)["model"].values() for name in ("ddp.pt", "local.pt")]
     assert max_abs_diff(*results) < 1e-6
 
 
-# Each rank keeps what it shared before each synchronization, and its weights before and after.
+# Each rank keeps what it shared before each outer step, and its weights before and after.
 RECORD_WEIGHTS = """
-synchronize, history = script.Trainer._synchronize, []
+outer_step, history = script.Trainer._outer_step, []
 def weights(trainer):
     return nn.utils.parameters_to_vector(trainer.model.parameters()).detach().clone()
-def record_and_synchronize(self):
-    record = [self.shared.detach().clone(), weights(self)]
-    synchronize(self)
+def record_and_step(self):
+    record = [self.shared.clone(), weights(self)]
+    outer_step(self)
     history.append([*record, weights(self)])
-    torch.save(history, f"history-{os.environ['RANK']}")
-script.Trainer._synchronize = record_and_synchronize
+    torch.save(history, f"{os.environ['OUT']}/history-{os.environ['RANK']}")
+script.Trainer._outer_step = record_and_step
 """
 
 
@@ -407,7 +413,8 @@ def test_outer_step(shell):
     """Every 3 of 8 steps, and after the last, Nesterov's momentum moves all ranks to one point."""
     script = patch(shell, "recipes/local_sgd.py", RECORD_WEIGHTS)
     options = "--sync_every 3 --outer_lr 0.5 --outer_momentum 0.8"
-    shell.ranks(f"{script} 2 {TINY} {options}", 2).succeeds()
+    command = f"{script} 2 {TINY} {options}"
+    shell.ranks_on(two_nodes(shell), command, OUT=str(shell.folder)).succeeds()
     one, other = (load(shell.folder / f"history-{rank}") for rank in range(2))
     assert len(one) == len(other) == 6
     shared = one[0][0]
@@ -422,12 +429,19 @@ def test_outer_step(shell):
         assert max_abs_diff([after], [shared]) < 1e-6
 
 
-def test_local_sgd_on_more_ranks(shell):
-    """A new rank takes the state of another one's optimizer."""
-    command = f"recipes/local_sgd.py {{}} 1 {OPTIONS['recipes/local_sgd.py']}"
-    shell.ranks(command.format(1), 2).succeeds()
-    output = shell.ranks(command.format(2), 3).succeeds()
+def test_local_sgd_on_more_nodes(shell):
+    """A new rank takes the state of another one's optimizer; those of a node stay equal."""
+    script = patch(shell, "recipes/local_sgd.py", RECORD_WEIGHTS)
+    options = f"1 {OPTIONS['recipes/local_sgd.py']} --snapshot_path {shell.folder}/snapshot.pt"
+    nodes = two_nodes(shell)
+    out = str(shell.folder)
+    shell.ranks_on(nodes, f"{script} 1 {options}", OUT=out).succeeds()
+    four = [nodes[0], nodes[0], nodes[1], nodes[1]]
+    output = shell.ranks_on(four, f"{script} 2 {options}", OUT=out).succeeds()
     assert "1 of 2 epochs done" in output and "epoch 2 |" in output
+    weights = [load(shell.folder / f"history-{rank}")[0][1] for rank in range(4)]
+    assert torch.equal(weights[0], weights[1]) and torch.equal(weights[2], weights[3])
+    assert not torch.equal(weights[0], weights[2])
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -35,7 +35,7 @@ RECIPES = [
     Step("multinode.py", "recipes/fsdp.py", 52),
     Step("multinode.py", "recipes/gpt.py", 175),
     Step("recipes/gpt.py", "recipes/slow_network.py", 16),
-    Step("recipes/gpt.py", "recipes/local_sgd.py", 46),
+    Step("recipes/gpt.py", "recipes/local_sgd.py", 45),
 ]
 ALL = STEPS + JOB_STEPS + RECIPES
 
