@@ -2,6 +2,7 @@
 
 import os
 import pty
+import re
 import subprocess
 import sys
 import termios
@@ -101,7 +102,9 @@ def test_killed_worker_is_restarted(shell):
     # torchrun may have ended the other before it says so.
     consequence = documented_error("This is typically caused by a remote worker")
     assert consequence in job.output or "closing signal SIGTERM" in job.output
-    assert documented_error("failed (exitcode: -9)") in job.output
+    # In torchrun's clock, which counts seconds, the other one may be the first that failed.
+    killed = re.escape(documented_error("failed (exitcode: -9)"))
+    assert re.search(killed.replace(r"\-9", "(-9|-15|1)"), job.output), job.output
     starts = [line for line in job.output.splitlines() if "epochs done" in line]
     assert len(starts) == 2, job.output
     assert int(starts[1].split()[0]) >= 5
