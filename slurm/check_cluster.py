@@ -117,7 +117,9 @@ def below_median(speeds):
 def report(results, local_world_size):
     """Prints a table of the nodes, and which are slow."""
     nodes = range(len(results) // local_world_size)
-    hosts, matmul, network = {}, {}, {}
+    hosts = {}
+    matmul = {}
+    network = {}
     for node in nodes:
         ranks = results[node * local_world_size : (node + 1) * local_world_size]
         hosts[node] = ranks[0]["host"]

@@ -7,6 +7,7 @@ import pytest
 from helpers import ROOT
 
 sys.path.insert(0, str(ROOT / "bench"))
+import cost
 import formula
 
 
@@ -44,6 +45,13 @@ def test_efficiency_falls_with_the_share_of_each_gpu():
     # Twice the GPUs for twice the batch: but for the latency, the same.
     same = [formula.efficiency(formula.H100, n, 8e9, 1000 * n) for n in (4096, 8192)]
     assert 0.3 < same[1] < same[0] < 1.05 * same[1]
+
+
+def test_figure_of_large_clusters_is_current(tmp_path, monkeypatch):
+    monkeypatch.setattr(cost, "OUT", tmp_path)
+    cost.draw_clusters()
+    shown = ROOT / "docs" / "assets" / "cost_clusters.svg"
+    assert (tmp_path / "clusters.svg").read_text() == shown.read_text()
 
 
 def test_slowest_of_two():
