@@ -1,0 +1,305 @@
+"""A run of recipes/mid_epoch.py that is stopped within an epoch and resumed is the unbroken one."""
+
+import os
+import random
+import re
+import signal
+
+import pytest
+import torch
+from helpers import (
+    load,
+    max_abs_diff,
+    patched,
+    reference_run,
+    weights_and_momentum,
+)
+from torch.utils.data import DistributedSampler
+
+import singlegpu
+from recipes.mid_epoch import ResumableSampler
+
+SCRIPT = "recipes/mid_epoch.py"
+SIZE = 1000  # samples: 15 global batches of 64 and one of 40
+STEPS = 16  # per epoch
+BATCH_SIZE = 64  # of all ranks together
+
+# Data workers are forked, as they are under torchrun; a rank of `helpers.Ranks` would spawn them.
+RESIZE = f"""
+import multiprocessing
+multiprocessing.set_start_method("fork", force=True)
+ToyDataset = script.ToyDataset
+script.ToyDataset = lambda size: ToyDataset({SIZE})
+"""
+# Kills every rank before the step of this number, counted over all epochs.
+KILL = f"""
+run_batch = script.Trainer._run_batch
+def run_batch_or_die(self, inputs, targets):
+    step = self.epochs_run * {STEPS} + -(-self.samples_run // {BATCH_SIZE})
+    if step == int(os.environ.get("KILL_BEFORE_STEP", -1)):
+        os.kill(os.getpid(), 9)
+    return run_batch(self, inputs, targets)
+script.Trainer._run_batch = run_batch_or_die
+"""
+PAUSE = """
+run_batch = script.Trainer._run_batch
+def pause_and_run_batch(self, inputs, targets):
+    time.sleep(0.005)
+    return run_batch(self, inputs, targets)
+script.Trainer._run_batch = pause_and_run_batch
+"""
+DROPOUT = """
+class Model(script.ToyModel):
+    def __init__(self):
+        super().__init__()
+        self.relu = nn.Sequential(nn.ReLU(), nn.Dropout(0.1))
+script.ToyModel = Model
+"""
+# Notes which samples each process reads, and which it trains, by their first number.
+RECORD = f"""
+import multiprocessing
+multiprocessing.set_start_method("fork", force=True)
+def note(kind, values):
+    with open(f"{{kind}}-{{os.getpid()}}", "a") as file:
+        file.writelines(f"{{value:.9g}}\\n" for value in values)
+class Dataset(script.ToyDataset):
+    def __init__(self, size):
+        super().__init__({SIZE})
+    def __getitem__(self, index):
+        note("read", [self.inputs[index, 0].item()])
+        return super().__getitem__(index)
+script.ToyDataset = Dataset
+run_batch = script.Trainer._run_batch
+def note_and_run_batch(self, inputs, targets):
+    time.sleep(0.01)  # so that a signal comes within the first epochs
+    note("trained", inputs[:, 0].tolist())
+    return run_batch(self, inputs, targets)
+script.Trainer._run_batch = note_and_run_batch
+"""
+
+
+def patch(shell, setup):
+    path = shell.folder / "patched.py"
+    path.write_text(patched(SCRIPT, setup))
+    return path
+
+
+def position(path):
+    snapshot = load(path)
+    return snapshot["epochs_run"], snapshot["samples_run"]
+
+
+def assert_equal(one, other):
+    """Asserts that two snapshots have the same weights, momentum and position, bit for bit."""
+    for tensors, others in zip(weights_and_momentum(one), weights_and_momentum(other), strict=True):
+        assert all(map(torch.equal, tensors, others))
+    assert position(one) == position(other)
+    # A resumed run adds the same numbers in another order.
+    assert load(one)["loss"] == pytest.approx(load(other)["loss"], rel=1e-6)
+
+
+def sampled(world_size, size, epoch, samples_run):
+    """Returns the samples of each rank."""
+    ranks = []
+    for rank in range(world_size):
+        sampler = ResumableSampler([0] * size, world_size, rank, seed=5)
+        sampler.set_position(epoch, samples_run)
+        ranks.append(list(sampler))
+    return ranks
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
+@pytest.mark.parametrize("size", [2, 64, 1000, 1001])
+def test_rest_of_an_epoch(size, world_size):
+    """From any sample on, the ranks together take each that is left once, in the epoch's order."""
+    order = torch.randperm(size, generator=torch.Generator().manual_seed(5 + 3)).tolist()
+    for samples_run in {0, 1, size // 3, size - 1, size, size + 1}:
+        ranks = sampled(world_size, size, 3, samples_run)
+        together = [sample for step in zip(*ranks, strict=True) for sample in step]
+        left = max(size - samples_run, 0)
+        padding = -left % world_size
+        assert together == order[samples_run:] + (order * world_size)[:padding]
+
+
+@pytest.mark.parametrize("size", [2, 64, 1001])
+def test_whole_epoch_is_that_of_pytorch(size):
+    for rank, samples in enumerate(sampled(3, size, 4, 0)):
+        sampler = DistributedSampler([0] * size, 3, rank, seed=5)
+        sampler.set_epoch(4)
+        assert samples == list(sampler)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_killed_before_any_step(shell, workers, kills=2):
+    """With dropout, and after several kills, bit for bit the run that was left alone."""
+    script = patch(shell, RESIZE + KILL + DROPOUT)
+    options = f"3 2 --save_every_steps 5 --num_workers {workers} --snapshot_path"
+    shell.ranks(f"{script} {options} uninterrupted", 2).succeeds()
+    chosen = sorted(random.sample(range(5, 3 * STEPS), kills))
+    print("kills before steps", chosen)
+    saved = 0  # the last step that is in a snapshot
+    for step in chosen:
+        job = shell.ranks(f"{script} {options} killed", 2, KILL_BEFORE_STEP=str(step))
+        assert job.wait() != 0
+        by_steps = saved + (step - saved) // 5 * 5
+        by_epochs = 2 * STEPS if step >= 2 * STEPS else 0
+        saved = max(by_steps, by_epochs)
+        epochs, steps = divmod(saved, STEPS)
+        samples = steps * BATCH_SIZE
+        # After the last step of an epoch, a snapshot may be in either of two forms.
+        ends = {(epochs, samples)} | ({(epochs - 1, SIZE)} if samples == 0 else set())
+        assert position(shell.folder / "killed") in ends, (chosen, job.output)
+    output = shell.ranks(f"{script} {options} killed", 2).succeeds()
+    epochs, samples = divmod(saved, STEPS)
+    assert re.search(rf"({epochs}|{epochs - 1}) of 3 epochs done", output)
+    assert_equal(shell.folder / "uninterrupted", shell.folder / "killed")
+
+
+def recorded(shell, kind):
+    """Returns the numbers of the samples that processes have read or trained so far."""
+    numbers = {
+        f"{value:.9g}": index
+        for index, value in enumerate(singlegpu.ToyDataset(SIZE).inputs[:, 0].tolist())
+    }
+    assert len(numbers) == SIZE
+    return [
+        numbers[line]
+        for path in shell.folder.glob(f"{kind}-*")
+        for line in path.read_text().splitlines()
+    ]
+
+
+def test_sigterm_with_data_workers(shell):
+    """torchrun signals whole process groups. The rest of the epoch is for one rank.
+
+    No sample is trained twice, nor is any that was trained before the stop read after it.
+    """
+    script = patch(shell, RECORD)
+    job = shell.start(
+        f"torchrun --standalone --nproc_per_node=2 {script} 1000 1000 --save_every_steps 6"
+        " --num_workers 2"
+    )
+    job.wait_for("saved", times=2)
+    os.kill(job.torchrun(), signal.SIGTERM)
+    assert job.wait() != 0
+    assert job.output.count("stopped by a signal") == 2
+    assert "DataLoader worker" not in job.output and "Error" not in job.output, job.output
+    epochs, samples = position(shell.folder / "snapshot.pt")
+    assert re.findall(r"epoch (\d+) \+ (\d+) samples", job.output)[-1] == (
+        str(epochs),
+        str(samples),
+    )
+    trained = recorded(shell, "trained")
+    assert len(trained) == epochs * SIZE + min(samples, SIZE)
+    for path in shell.folder.glob("read-*"):
+        path.unlink()
+
+    job = shell.ranks(f"{script} {epochs + 1} --batch_size 64 --num_workers 1")
+    output = job.succeeds()
+    assert f"{epochs} of {epochs + 1} epochs done" in output
+    if samples:
+        assert f"resuming within epoch {epochs + 1}, after {samples} samples" in output
+    trained = recorded(shell, "trained")
+    assert sorted(trained) == sorted(list(range(SIZE)) * (epochs + 1))
+    order = torch.randperm(SIZE, generator=torch.Generator().manual_seed(epochs)).tolist()
+    assert sorted(recorded(shell, "read")) == sorted(order[samples:])
+
+    weights, momentum, losses = reference_run(epochs + 1, BATCH_SIZE, SIZE)
+    result, result_momentum = weights_and_momentum(shell.folder / "snapshot.pt")
+    assert max_abs_diff(result, weights) < 1e-6
+    assert max_abs_diff(result_momentum, momentum) < 1e-5
+    assert load(shell.folder / "snapshot.pt")["loss"] == pytest.approx(losses[-1], rel=1e-6)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_sigterm_and_back(shell, ranks):
+    """Bit for bit on as many ranks, with dropout; on more, the plain loop's weights to 1e-6."""
+    script = patch(shell, RESIZE + PAUSE + (DROPOUT if ranks == 2 else ""))
+    job = shell.ranks(f"{script} 1000 1000 --save_every_steps 3", 2)
+    job.wait_for("saved", times=random.randrange(1, 6))
+    job.signal(signal.SIGTERM)
+    job.fails("stopped by a signal")
+    epochs, _ = position(shell.folder / "snapshot.pt")
+    options = f"{epochs + 1} 1000 --save_every_steps 1000"
+    shell.ranks(f"{script} {options} --batch_size {BATCH_SIZE // ranks}", ranks).succeeds()
+    assert position(shell.folder / "snapshot.pt") == (epochs + 1, 0)
+    if ranks == 2:
+        shell.ranks(f"{script} {options} --snapshot_path uninterrupted", 2).succeeds()
+        assert_equal(shell.folder / "uninterrupted", shell.folder / "snapshot.pt")
+    else:
+        weights, _, losses = reference_run(epochs + 1, BATCH_SIZE, SIZE)
+        assert max_abs_diff(weights_and_momentum(shell.folder / "snapshot.pt")[0], weights) < 1e-6
+        assert load(shell.folder / "snapshot.pt")["loss"] == pytest.approx(losses[-1], rel=1e-6)
+
+
+SLOW_SAVE = """
+save_snapshot = script.Trainer._save_snapshot
+def save_slowly(self):
+    time.sleep(0.5 * self.is_main)
+    save_snapshot(self)
+script.Trainer._save_snapshot = save_slowly
+"""
+
+
+def test_sigterm_to_one_of_three(shell):
+    """All stop after the same step, and end only when rank 0 has saved it, however long it takes.
+
+    Otherwise, srun --kill-on-bad-exit would end rank 0 while it saves.
+    """
+    script = patch(shell, SLOW_SAVE)
+    snapshot = shell.folder / "snapshot.pt"
+    folders = [shell.folder / name for name in "abc"]
+    job = shell.ranks_on(folders, f"{script} 100 1 --snapshot_path {snapshot}")
+    job.wait_for("saved")
+    os.kill(job.ranks[1].pid, signal.SIGTERM)
+    assert job.wait() == 1
+    assert job.output.count("stopped by a signal") == 3
+    assert "Error" not in job.output, job.output
+    before, _, after = job.output.partition("stopped by a signal")
+    assert "saved" not in after
+    epochs, samples = position(snapshot)
+    assert f"epoch {epochs} + {samples} samples |" in before
+    output = shell.ranks_on(folders, f"{SCRIPT} {epochs + 1} 1 --snapshot_path {snapshot}")
+    output.succeeds()
+
+
+def test_epochs_of_one_step(shell):
+    """Steps are counted over the epochs: it saves every seventh, and stops at a signal."""
+    job = shell.ranks(f"{SCRIPT} 100000 100000 --batch_size 1024 --save_every_steps 7", 2)
+    job.wait_for("saved", times=3)
+    job.signal(signal.SIGTERM)
+    job.fails("stopped by a signal")
+    steps = [int(epochs) + 1 for epochs in re.findall(r"epoch (\d+) \+ 2048 samples", job.output)]
+    assert steps[:3] == [7, 14, 21]
+    assert steps[-1] > 21
+
+
+def test_ranks_at_different_samples(shell):
+    """Without a shared disk, only the node of rank 0 has the newest snapshot."""
+    folders = [shell.folder / "a", shell.folder / "b"]
+    for folder, step in zip(folders, (9, 14), strict=True):
+        script = patch(shell, RESIZE + KILL)
+        command = f"{script} 3 --batch_size 64 --save_every_steps 4"
+        shell.ranks_on([folder], command, KILL_BEFORE_STEP=str(step)).wait()
+    shell.ranks_on(folders, f"{SCRIPT} 3").fails(
+        "ranks start at epochs ['0 + 512 samples', '0 + 768 samples']: use a shared disk, or copy"
+    )
+
+
+def test_resumes_from_multinode(shell):
+    """Its snapshots have no position within an epoch."""
+    shell.ranks("multinode.py 2 --batch_size 64").succeeds()
+    assert "samples_run" not in load(shell.folder / "snapshot.pt")
+    output = shell.ranks(f"{SCRIPT} 3 --batch_size 64").succeeds()
+    assert "2 of 3 epochs done" in output and "resuming within" not in output
+    weights, momentum, losses = reference_run(3, BATCH_SIZE)
+    result, result_momentum = weights_and_momentum(shell.folder / "snapshot.pt")
+    assert all(map(torch.equal, result, weights))
+    assert all(map(torch.equal, result_momentum, momentum))
+    assert load(shell.folder / "snapshot.pt")["loss"] == pytest.approx(losses[-1], rel=1e-6)
+
+
+def test_save_every_zero_steps(shell):
+    shell.ranks(f"{SCRIPT} 3 --save_every_steps 0").fails(
+        "total_epochs, the save intervals and --batch_size must be 1 or more"
+    )
