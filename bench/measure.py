@@ -13,7 +13,6 @@ import functools
 import itertools
 import json
 import os
-import random
 import statistics
 import sys
 import time
@@ -71,7 +70,7 @@ class Training:
 
     def __init__(self, heads, batch_size, device):
         torch.manual_seed(0)
-        dataset = TextDataset(random.Random(0).randbytes(2**20), CONTEXT)
+        dataset = TextDataset(Path(statistics.__file__), CONTEXT)  # any text
         self.name = f"{heads} heads, {batch_size} chunks per rank"
         self.profiled = False
         self.device = device

@@ -23,11 +23,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.elastic.multiprocessing.errors import record
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, DistributedSampler, Subset
 from tqdm import tqdm
 
 HEAD_SIZE = 64
-VAL_BYTES = 65_536  # the end of the text, never trained on
+VAL_CHUNKS = 1024  # the end of the text, never trained on
 
 
 class Block(nn.Module):
@@ -37,11 +37,11 @@ class Block(nn.Module):
         super().__init__()
         width = heads * HEAD_SIZE
         self.norm1 = nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width)
-        self.proj = nn.Linear(width, width)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.proj = nn.Linear(width, width, bias=False)
         self.norm2 = nn.LayerNorm(width)
-        self.up = nn.Linear(width, 4 * width)
-        self.down = nn.Linear(4 * width, width)
+        self.up = nn.Linear(width, 4 * width, bias=False)
+        self.down = nn.Linear(4 * width, width, bias=False)
 
     def forward(self, x):
         qkv = self.qkv(self.norm1(x)).unflatten(2, (-1, 3, HEAD_SIZE)).transpose(1, 2)
@@ -62,44 +62,68 @@ class GPT(nn.Module):
         self.position_embedding = nn.Embedding(context, width)
         self.blocks = nn.Sequential(*(Block(heads) for _ in range(layers)))
         self.norm = nn.LayerNorm(width)
-        for name, parameter in self.named_parameters():
-            if parameter.dim() == 2:
-                nn.init.normal_(parameter, std=0.02)
-            if name.endswith(("proj.weight", "down.weight")):  # added to the residual stream
-                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers))
-        num_params = sum(p.numel() for p in self.parameters()) - context * width
+        self.head = nn.Linear(width, 256, bias=False)
+        num_params = sum(p.numel() for p in self.parameters()) - (256 + context) * width
         self.flops_per_token = 6 * num_params + 12 * layers * width * context  # PaLM, appendix B
 
+    @torch.no_grad()
+    def init_weights(self, seed):
+        """As in GPT-2: biases are 0, matrices random, and smaller those that end a branch."""
+        generator = torch.Generator(self.head.weight.device).manual_seed(seed)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 1:
+                parameter.fill_(0.0 if name.endswith("bias") else 1.0)  # norms multiply by 1
+                continue
+            std = 0.02
+            if name.endswith(("proj.weight", "down.weight")):  # added to the residual stream
+                std /= math.sqrt(2 * len(self.blocks))
+            parameter.normal_(std=std, generator=generator)
+
     def forward(self, tokens):
-        positions = self.position_embedding.weight[: tokens.shape[1]]
-        x = self.norm(self.blocks(self.token_embedding(tokens) + positions))
-        return F.linear(x, self.token_embedding.weight)  # tied to the input embedding
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.token_embedding(tokens) + self.position_embedding(positions)
+        return self.head(self.norm(self.blocks(x)))
 
     @torch.no_grad()
     def generate(self, prompt, max_new_tokens):
         """Returns `prompt` and a continuation of `max_new_tokens` bytes, sampled from the model."""
-        tokens = torch.tensor([list(prompt.encode())], device=self.norm.weight.device)
+        tokens = torch.tensor([list(prompt.encode())], device=self.head.weight.device)
         for _ in range(max_new_tokens):
-            logits = self.forward(tokens[:, -self.context :])[0, -1]  # forward: never compiled
-            next_token = logits.softmax(0).multinomial(1)
+            visible = tokens[:, -self.context :]
+            length = visible.shape[1]
+            padded = F.pad(visible, (0, self.context - length))  # one shape, compiled once
+            next_token = self(padded)[0, length - 1].softmax(0).multinomial(1)
             tokens = torch.cat([tokens, next_token[None]], 1)
         return bytes(tokens[0].tolist()).decode(errors="replace")
 
 
 class TextDataset(Dataset):
-    """Chunks of `context` bytes of `text`; a chunk's target is the same chunk one byte later."""
+    """Chunks of `context` bytes of a file; a chunk's target is the same chunk one byte later."""
 
-    def __init__(self, text, context):
-        self.tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    def __init__(self, path, context):
+        self.path = path
         self.context = context
+        self.length = max(0, path.stat().st_size - 1) // context
 
     def __len__(self):
-        return (len(self.tokens) - 1) // self.context
+        return self.length
 
     def __getitem__(self, index):
-        start = index * self.context
-        chunk = self.tokens[start : start + self.context + 1].long()
-        return chunk[:-1], chunk[1:]
+        with open(self.path, "rb") as file:  # only this chunk is read: a file may be large
+            file.seek(index * self.context)
+            chunk = file.read(self.context + 1)
+        tokens = torch.frombuffer(bytearray(chunk), dtype=torch.uint8).long()
+        return tokens[:-1], tokens[1:]
+
+
+class RandomChunkSampler(DistributedSampler):
+    """Yields random chunks for this rank, without end; a permutation of all would take memory."""
+
+    def __iter__(self):
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        while True:  # as many chunks as there are ranks, then the next as many
+            chunks = torch.randint(len(self.dataset), (self.num_replicas,), generator=generator)
+            yield chunks[self.rank].item()
 
 
 class Trainer:
@@ -280,10 +304,9 @@ def parse_args():
     snapshot_dir = os.path.dirname(os.path.abspath(args.snapshot_path))
     if not os.access(snapshot_dir, os.W_OK):
         parser.error(f"cannot write into {snapshot_dir}: create it, or set --snapshot_path")
-    try:
-        args.text = b"".join(path.read_bytes() for path in args.text)
-    except OSError as error:
-        parser.error(f"cannot read --text: {error}")
+    for path in args.text:
+        if not path.is_file() or not os.access(path, os.R_OK):
+            parser.error(f"cannot read --text {path}")
     return args
 
 
@@ -306,17 +329,19 @@ def main(local_rank, args):
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     print(f"rank {dist.get_rank()} of {dist.get_world_size()} starts on {socket.gethostname()}")
     torch.manual_seed(args.seed)
-    if len(args.text) <= VAL_BYTES + args.context * args.batch_size * dist.get_world_size():
-        sys.exit(f"--text has {len(args.text):,} bytes, too few for one step")
-    dataset = TextDataset(args.text[:-VAL_BYTES], args.context)
-    val_set = TextDataset(args.text[-VAL_BYTES:], args.context)
+    text = ConcatDataset([TextDataset(path, args.context) for path in args.text])
+    train_chunks = len(text) - VAL_CHUNKS
+    if train_chunks < args.batch_size * dist.get_world_size():
+        sys.exit(f"--text has {len(text):,} chunks of {args.context} bytes, too few for one step")
+    dataset = Subset(text, range(train_chunks))
     model = GPT(args.layers, args.heads, args.context).to(device)
+    model.init_weights(args.seed)
     if args.compile:
         torch.set_float32_matmul_precision("high")  # TF32; without it, the compiler warns
         model.compile()
     optimizer = configure_optimizer(model, args.learning_rate)
     loss_fn = nn.CrossEntropyLoss()
-    sampler = DistributedSampler(dataset, seed=args.seed)
+    sampler = RandomChunkSampler(dataset, seed=args.seed)
     train_loader = DataLoader(
         dataset,
         args.batch_size,
@@ -326,7 +351,8 @@ def main(local_rank, args):
         persistent_workers=args.num_workers > 0,
         pin_memory=device.type == "cuda",
     )
-    val_shard = Subset(val_set, range(dist.get_rank(), len(val_set), dist.get_world_size()))
+    val_chunks = range(train_chunks, len(text))
+    val_shard = Subset(text, val_chunks[dist.get_rank() :: dist.get_world_size()])
     val_loader = DataLoader(val_shard, args.batch_size, num_workers=args.num_workers)
     Trainer(model, train_loader, val_loader, loss_fn, optimizer, device, args).train()
     if dist.get_rank() == 0:
