@@ -117,7 +117,7 @@ class GPT(nn.Module):
         for _ in range(max_new_tokens):
             visible = tokens[:, -self.context :]
             length = visible.shape[1]
-            padded = F.pad(visible, (0, self.context - length))  # one shape, compiled once
+            padded = F.pad(visible, (0, self.context - length))  # one shape: compiled once
             next_token = self(padded)[0, length - 1].softmax(0).multinomial(1)
             tokens = torch.cat([tokens, next_token[None]], 1)
         return bytes(tokens[0].tolist()).decode(errors="replace")
@@ -390,7 +390,8 @@ def main(local_rank, args):
     model.init_weights(args.seed)
     if args.compile:
         torch.set_float32_matmul_precision("high")  # TF32; without it, the compiler warns
-        model.compile()
+        for block in model.blocks:  # equal blocks share one compilation
+            block.compile()
     optimizer = configure_optimizer(model, args.learning_rate)
     loss_fn = nn.CrossEntropyLoss()
     sampler = RandomChunkSampler(dataset, dp_size, dp_rank, seed=args.seed)

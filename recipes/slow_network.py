@@ -91,7 +91,7 @@ class GPT(nn.Module):
         for _ in range(max_new_tokens):
             visible = tokens[:, -self.context :]
             length = visible.shape[1]
-            padded = F.pad(visible, (0, self.context - length))  # one shape, compiled once
+            padded = F.pad(visible, (0, self.context - length))  # one shape: compiled once
             next_token = self(padded)[0, length - 1].softmax(0).multinomial(1)
             tokens = torch.cat([tokens, next_token[None]], 1)
         return bytes(tokens[0].tolist()).decode(errors="replace")
@@ -198,8 +198,9 @@ class Trainer:
         """Returns the mean loss on the validation set, which is sharded over the ranks."""
         totals = torch.zeros(2, device=self.device)
         for inputs, targets in self.val_loader:
-            logits = self.model.module(inputs.to(self.device)).flatten(0, 1)
-            loss = self.loss_fn(logits, targets.to(self.device).flatten())
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.use_bfloat16):
+                logits = self.model.module(inputs.to(self.device)).flatten(0, 1)
+                loss = self.loss_fn(logits, targets.to(self.device).flatten())
             totals[0] += loss * len(inputs)
             totals[1] += len(inputs)
         dist.all_reduce(totals)
@@ -338,7 +339,8 @@ def main(local_rank, args):
     model.init_weights(args.seed)
     if args.compile:
         torch.set_float32_matmul_precision("high")  # TF32; without it, the compiler warns
-        model.compile()
+        for block in model.blocks:  # equal blocks share one compilation
+            block.compile()
     optimizer = configure_optimizer(model, args.learning_rate)
     loss_fn = nn.CrossEntropyLoss()
     sampler = RandomChunkSampler(dataset, seed=args.seed)

@@ -409,6 +409,33 @@ def over_a_slow_link(one):
             one.reader.next("text")
 
 
+def within_an_epoch(one, recipe):
+    """Stops by Ctrl-C, and by the signal of a time limit; what follows resumes in mid-epoch."""
+    command = f"{recipe}/mid_epoch.py 5000 1000 --save_every_steps 50 --snapshot_path mid_epoch.pt"
+    one.start(command)
+    one.sees("saved mid_epoch.pt")
+    one.bash.sendintr()
+    one.sees("stopped by a signal")
+    one.prompt()
+    one.shows_next()
+    one.enter(command)
+    one.sees("resuming within epoch .* samples")
+    one.interrupt()
+    one.shows_next()
+    one.run("slurm/pocket-cluster -n 2")
+    submit = "sbatch --gpus-per-node=1 --signal=TERM@120"
+    script = "slurm/multinode.sbatch recipes/mid_epoch.py 5000 1000 --snapshot_path long.pt"
+    one.run(f"{submit} {script}")
+    job = trained(one, "multinode", "long.pt", "epoch ")
+    one.run(f"{submit} --dependency=afterany:JOB {script}", ("JOB", job))
+    next_job = re.findall(r"Submitted batch job (\d+)", one.output)[-1]
+    one.run("scancel --signal=TERM JOB", ("JOB", job))
+    one.enter(f"tail -n +1 -F multinode-{next_job}.out")
+    one.sees("resuming within epoch")
+    one.interrupt()
+    leave(one, next_job)
+
+
 def with_recipes(one, two):
     """The recipes, and what "When it hangs" tells to type."""
     recipe = "torchrun --standalone --nproc_per_node=2 recipes"
@@ -426,12 +453,38 @@ def with_recipes(one, two):
     one.shows_next()
     two.shows_next()
     two.interrupt()
+    within_an_epoch(one, recipe)
+    one.run(f"{recipe}/profiler.py 50 10 --snapshot_path profiled.pt")
+    one.shows_next()
+    one.run("cp recipes/gpt.py gpt_profiled.py")
+    one.start("git merge-file gpt_profiled.py multinode.py recipes/profiler.py")
+    assert one.prompt() == 2  # conflicts
+    # Of the docstring, the first version is kept, and of the other conflict both.
+    one.enter(
+        "sed -i -e '1,20{/^<<<<<<< /d; /^=======$/,/^>>>>>>> /d}'"
+        " -e '/^<<<<<<< /d; /^=======$/d; /^>>>>>>> /d' gpt_profiled.py"
+    )
+    assert one.prompt() == 0
+    one.run(
+        "torchrun --standalone --nproc_per_node=2 gpt_profiled.py 1 1 --steps_per_epoch 12"
+        " --snapshot_path gpt_profiled.pt"
+    )
+    assert "saving the trace gpt_profiled.pt.trace.json" in one.output
     one.run(f"{recipe}/fsdp.py 50 10 --snapshot_path fsdp.pt")
     one.shows_next()
     one.run(f"{recipe}/gpt.py 5 1 --snapshot_path gpt.pt", ("5 1", "1 1 --steps_per_epoch 5"))
     one.reader.next("text")  # five epochs take minutes
+    one.run(f"{recipe}/gpt_fsdp.py 2 1 --steps_per_epoch 20 --snapshot_path gpt_fsdp")
+    one.shows_next()
+    one.run(
+        "python -m torch.distributed.checkpoint.format_utils dcp_to_torch gpt_fsdp/epoch_2 whole.pt"
+    )
+    four_ranks = recipe.replace("=2", "=4")
+    one.run(f"{four_ranks}/gpt_2d.py 1 1 --steps_per_epoch 20 --tp_size 2 --snapshot_path gpt_2d")
+    one.shows_next()
     over_a_slow_link(one)
     one.reader.skip("hangs.md")  # tests/test_hangs.py types that
+    one.reader.skip("debugging.md")  # and that
 
 
 @pytest.mark.path

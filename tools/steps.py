@@ -32,8 +32,12 @@ RECIPES = [
     Step("multinode.py", "recipes/gradient_accumulation.py", 24),
     Step("multinode.py", "recipes/evaluate.py", 38),
     Step("multinode.py", "recipes/tensorboard_logging.py", 18),
+    Step("multinode.py", "recipes/mid_epoch.py", 72),
+    Step("multinode.py", "recipes/profiler.py", 16),
     Step("multinode.py", "recipes/fsdp.py", 52),
-    Step("multinode.py", "recipes/gpt.py", 175),
+    Step("multinode.py", "recipes/gpt.py", 202),
+    Step("recipes/gpt.py", "recipes/gpt_fsdp.py", 124),
+    Step("recipes/gpt_fsdp.py", "recipes/gpt_2d.py", 45),
     Step("recipes/gpt.py", "recipes/slow_network.py", 16),
     Step("recipes/gpt.py", "recipes/local_sgd.py", 45),
 ]
