@@ -98,10 +98,13 @@ class GPT(nn.Module):
             std = 0.02
             if name.endswith(("proj.weight", "down.weight")):  # added to the residual stream
                 std /= math.sqrt(2 * len(self.blocks))
-            # Of the whole matrix, so that it is the same on any number of ranks, each gets a shard.
+            # Each rank draws the whole matrix, the same on any number of ranks, and keeps its shard.
             matrix = torch.empty(parameter.shape, device=parameter.device)
             matrix.normal_(std=std, generator=generator)
-            parameter.copy_(distribute_tensor(matrix, parameter.device_mesh, parameter.placements))
+            shard = distribute_tensor(
+                matrix, parameter.device_mesh, parameter.placements, src_data_rank=None
+            )
+            parameter.copy_(shard)
 
     def forward(self, tokens):
         positions = torch.arange(tokens.shape[1], device=tokens.device)

@@ -308,6 +308,7 @@ def is_in(folder, pid):
     return Path(f"/proc/{pid}/cwd").resolve() == folder.resolve()
 
 
+@pytest.mark.path
 @pytest.mark.skipif(not py_spy_may_look(), reason="set kernel.yama.ptrace_scope to 0 for py-spy")
 def test_stack_of_each_rank(terminal, shell):
     reader = Section("A run that hangs")
@@ -336,6 +337,7 @@ def test_stack_of_each_rank(terminal, shell):
     assert "saved" not in one.output and quits(one) != 0
 
 
+@pytest.mark.path
 @needs_slurm
 def test_node_of_a_job(terminal):
     reader = Section("On a node of a job")
@@ -369,6 +371,7 @@ def test_node_of_a_job(terminal):
         one.prompt()
 
 
+@pytest.mark.path
 def test_timer(terminal):
     reader = Section("A timer in the script")
     one = terminal(reader)
@@ -429,6 +432,7 @@ def test_rank_fails(shell):
         assert ("ValueError: no loss" in job.output) == (name == "with")
 
 
+@pytest.mark.path
 def test_flight_recorder(terminal, shell):
     """The analyzer finds the difference, in records of gloo instead of NCCL."""
     reader = Section("The flight recorder")
@@ -444,6 +448,7 @@ def test_flight_recorder(terminal, shell):
     assert not reader.unread
 
 
+@pytest.mark.path
 def test_debugger(terminal, shell):
     reader = Section("A debugger")
     one = terminal(reader)
