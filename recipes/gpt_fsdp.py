@@ -84,7 +84,7 @@ class GPT(nn.Module):
             std = 0.02
             if name.endswith(("proj.weight", "down.weight")):  # added to the residual stream
                 std /= math.sqrt(2 * len(self.blocks))
-            # Each rank draws the whole matrix, the same on any number of ranks, and keeps its shard.
+            # Each rank draws the whole matrix, equal on any number of ranks, and keeps its shard.
             matrix = torch.empty(parameter.shape, device=parameter.device)
             matrix.normal_(std=std, generator=generator)
             shard = distribute_tensor(
