@@ -67,14 +67,14 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, seed):
-        """As in GPT-2: biases are 0, matrices random, and smaller those that end a branch."""
+        """As in GPT-2: random matrices, and smaller ones where they add to the residual stream."""
         generator = torch.Generator(self.head.weight.device).manual_seed(seed)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 1:
                 parameter.fill_(0.0 if name.endswith("bias") else 1.0)  # norms multiply by 1
                 continue
             std = 0.02
-            if name.endswith(("proj.weight", "down.weight")):  # added to the residual stream
+            if name.endswith(("proj.weight", "down.weight")):  # these add to the residual stream
                 std /= math.sqrt(2 * len(self.blocks))
             parameter.normal_(std=std, generator=generator)
 
@@ -91,7 +91,8 @@ class GPT(nn.Module):
             visible = tokens[:, -self.context :]
             length = visible.shape[1]
             padded = F.pad(visible, (0, self.context - length))  # one shape: compiled once
-            next_token = self(padded)[0, length - 1].softmax(0).multinomial(1)
+            logits = self(padded)[0, length - 1]
+            next_token = logits.softmax(0).multinomial(1)
             tokens = torch.cat([tokens, next_token[None]], 1)
         return bytes(tokens[0].tolist()).decode(errors="replace")
 

@@ -89,14 +89,14 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, seed):
-        """As in GPT-2: biases are 0, matrices random, and smaller those that end a branch."""
+        """As in GPT-2: random matrices, and smaller ones where they add to the residual stream."""
         generator = torch.Generator(self.head.weight.device).manual_seed(seed)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 1:
                 parameter.fill_(0.0 if name.endswith("bias") else 1.0)  # norms multiply by 1
                 continue
             std = 0.02
-            if name.endswith(("proj.weight", "down.weight")):  # added to the residual stream
+            if name.endswith(("proj.weight", "down.weight")):  # these add to the residual stream
                 std /= math.sqrt(2 * len(self.blocks))
             # Each rank draws the whole matrix, equal on any number of ranks, and keeps its shard.
             matrix = torch.empty(parameter.shape, device=parameter.device)
@@ -121,7 +121,8 @@ class GPT(nn.Module):
             visible = tokens[:, -self.context :]
             length = visible.shape[1]
             padded = F.pad(visible, (0, self.context - length))  # one shape: compiled once
-            next_token = self(padded)[0, length - 1].softmax(0).multinomial(1)
+            logits = self(padded)[0, length - 1]
+            next_token = logits.softmax(0).multinomial(1)
             tokens = torch.cat([tokens, next_token[None]], 1)
         return bytes(tokens[0].tolist()).decode(errors="replace")
 
@@ -322,7 +323,7 @@ def parse_args():
     parser.add_argument("--context", type=int, default=64, help="in bytes")
     parser.add_argument("--learning_rate", type=float, default=3e-3)
     parser.add_argument("--tp_size", type=int, default=1, help="devices that share each layer")
-    parser.add_argument("--recompute", action="store_true", help="activations, to save memory")
+    parser.add_argument("--recompute", action="store_true", help="activations: saves memory")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--peak_tflops", type=float, help="of a device, to log the MFU")
     parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
@@ -407,6 +408,7 @@ def main(local_rank, args):
         persistent_workers=args.num_workers > 0,
         pin_memory=device.type == "cuda",
     )
+    # As many on each rank, since all must take part in every forward pass.
     val_chunks = range(train_chunks, len(text) - VAL_CHUNKS % dp_size)
     val_shard = Subset(text, val_chunks[dp_rank::dp_size])
     val_loader = DataLoader(val_shard, args.batch_size, num_workers=args.num_workers)

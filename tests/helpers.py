@@ -298,6 +298,30 @@ def start_stage(shell, script, processes, arguments):
     ]
 
 
+# For `patched`: each rank prints how far its memory has grown at its peak, by the system's count.
+MEASURE_MEMORY = """
+import ctypes
+
+def memory(field):
+    # Without this, freed blocks of this size are kept for later, and the system counts them.
+    ctypes.CDLL(None).mallopt(-3, 65536)  # M_MMAP_THRESHOLD
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(field))
+
+init_process_group = script.dist.init_process_group
+def init_and_measure(backend):
+    init_process_group(backend)
+    script.start = memory("VmRSS:")
+script.dist.init_process_group = init_and_measure
+destroy_process_group = script.dist.destroy_process_group
+def measure_and_destroy():
+    print("rank", os.environ["RANK"], "took", memory("VmHWM:") - script.start)
+    destroy_process_group()
+script.dist.destroy_process_group = measure_and_destroy
+script.Trainer._save_snapshot = lambda self: None
+"""
+
+
 def load(path):
     return torch.load(path, weights_only=True)
 

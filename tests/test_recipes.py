@@ -11,6 +11,7 @@ import urllib.request
 import pytest
 import torch
 from helpers import (
+    MEASURE_MEMORY,
     ROOT,
     equal_snapshots,
     free_port,
@@ -260,34 +261,15 @@ def test_sharded_needs_its_own_snapshot_on_all_nodes(shell):
     job.fails("cannot load snapshot.pt (ValueError('saved without FSDP')): move it or set another")
 
 
-DEEP = """
-import ctypes
-
+DEEP = f"""{MEASURE_MEMORY}
 class Deep(nn.Sequential):
     def __init__(self):
         sizes = [10, *[1536] * 8, 5]
         super().__init__(*(nn.Linear(*pair) for pair in zip(sizes, sizes[1:])))
 
-def memory(field):
-    # Without this, freed blocks of this size are kept for later, and the system counts them.
-    ctypes.CDLL(None).mallopt(-3, 65536)  # M_MMAP_THRESHOLD
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(field))
-
 script.ToyModel = Deep
 ToyDataset = script.ToyDataset
 script.ToyDataset = lambda size: ToyDataset(128)
-init_process_group = script.dist.init_process_group
-def init_and_measure(backend):
-    init_process_group(backend)
-    script.start = memory("VmRSS:")
-script.dist.init_process_group = init_and_measure
-destroy_process_group = script.dist.destroy_process_group
-def measure_and_destroy():
-    print("rank", os.environ["RANK"], "took", memory("VmHWM:") - script.start)
-    destroy_process_group()
-script.dist.destroy_process_group = measure_and_destroy
-script.Trainer._save_snapshot = lambda self: None
 """
 
 

@@ -36,7 +36,7 @@ RECIPES = [
     Step("multinode.py", "recipes/profiler.py", 16),
     Step("multinode.py", "recipes/fsdp.py", 52),
     Step("multinode.py", "recipes/gpt.py", 202),
-    Step("recipes/gpt.py", "recipes/gpt_fsdp.py", 126),
+    Step("recipes/gpt.py", "recipes/gpt_fsdp.py", 127),
     Step("recipes/gpt_fsdp.py", "recipes/gpt_2d.py", 45),
     Step("recipes/gpt.py", "recipes/slow_network.py", 16),
     Step("recipes/gpt.py", "recipes/local_sgd.py", 45),
