@@ -12,7 +12,6 @@ To train your own model, replace ToyModel, ToyDataset and the lines of main that
 import argparse
 import atexit
 import io
-import math
 import os
 import signal
 import socket
@@ -46,8 +45,7 @@ class ToyDataset(Dataset):
     """`size` inputs of shape (10,), each with a target of shape (5,), a linear function of it."""
 
     def __init__(self, size):
-        # Seeded, so that every process and every restart has the same samples.
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(0)  # the same samples on every rank and restart
         self.inputs = torch.randn(size, 10, generator=generator)
         self.targets = self.inputs @ torch.randn(10, 5, generator=generator)
 
@@ -58,33 +56,31 @@ class ToyDataset(Dataset):
         return self.inputs[index], self.targets[index]
 
 
-class ElasticBatchSampler(DistributedSampler):
+class GlobalBatchSampler(DistributedSampler):
     """Yields this rank's shard of each global batch of an epoch, from sample `samples_run` on."""
 
-    def __init__(self, dataset, global_batch_size, **kwargs):
-        super().__init__(dataset, **kwargs)
+    def __init__(self, dataset, global_batch_size, seed):
+        super().__init__(dataset, seed=seed)
         self.global_batch_size = global_batch_size
+
+    def __len__(self):
+        return len(range(0, len(self.dataset), self.global_batch_size))
 
     def set_position(self, epoch, samples_run):
         self.epoch = epoch
         self.samples_run = samples_run
 
-    def __len__(self):
-        return math.ceil(len(self.dataset) / self.global_batch_size)
-
     def __iter__(self):
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
-        order = torch.randperm(len(self.dataset), generator=generator).tolist()
+        order = torch.randperm(len(self.dataset), generator=generator)
         for start in range(self.samples_run, len(order), self.global_batch_size):
-            global_batch = order[start : start + self.global_batch_size]
-            shard = global_batch[self.rank :: self.num_replicas]
-            # A rank without samples takes any, with weight 0, since all ranks must take the step.
-            yield shard or global_batch[:1]
+            global_batch = order[start : start + self.global_batch_size].tolist()
+            yield global_batch[self.rank :: self.num_replicas] or global_batch[:1]  # never empty
 
 
-def leave_process_group(worker_id):
-    """Keeps signals from a data worker: torchrun and Ctrl-C send them to the rank's whole group."""
-    os.setpgrp()
+def start_own_session(worker_id):
+    """Keeps signals from a data worker: torchrun sends them to the rank's whole process group."""
+    os.setsid()
 
 
 class Trainer:
@@ -92,7 +88,7 @@ class Trainer:
 
     A snapshot holds all that is needed to resume: the state_dicts of `model` and `optimizer`, and
     `epochs_run`, the number of completed epochs and so the index of the next one.
-    Of that next epoch, the first `samples_run` samples are trained already.
+    Of that next epoch, the first `samples_run` samples are trained already, with mean loss `loss`.
     """
 
     def __init__(self, model, train_loader, loss_fn, optimizer, device, args):
@@ -103,13 +99,15 @@ class Trainer:
         self.device = device
         self.args = args
         self.epochs_run = 0
-        self.loss = 0.0
         self.samples_run = 0
+        self.loss = 0.0
+        self.steps = 0
         self.stop_requested = False
+        self.total_loss = torch.zeros((), device=device)  # of the epoch's samples so far
         if os.path.exists(args.snapshot_path):
             self._load_snapshot(args.snapshot_path)
-        self._sync_weights()
-        self.model = nn.parallel.DistributedDataParallel(model)  # no device_ids: we move the inputs
+        self._sync_snapshot()
+        self.model = nn.parallel.DistributedDataParallel(model)
         self.is_main = dist.get_rank() == 0  # this process logs and saves
         if dist.get_backend() == "gloo":  # after an NCCL error, the weights may be garbage
             atexit.register(self._save_if_newer)
@@ -119,66 +117,64 @@ class Trainer:
     def _request_stop(self, signum, frame):
         self.stop_requested = True
 
-    def _sync_weights(self):
+    def _any_rank_stops(self):
+        """Returns whether a signal has reached any of the ranks. All of them must call it."""
+        stop = torch.tensor(int(self.stop_requested), device=self.device)
+        dist.all_reduce(stop, dist.ReduceOp.MAX)
+        return bool(stop)
+
+    def _sync_snapshot(self):
         """Loads the newest snapshot on every rank; without a shared disk, some nodes lack it."""
         starts = [None] * dist.get_world_size()
         dist.all_gather_object(starts, (self.epochs_run, self.samples_run))
-        if min(starts) < max(starts):
+        if len(set(starts)) > 1:
             src = starts.index(max(starts))
-            snapshot_bytes = [None]
-            if dist.get_rank() == src:
-                snapshot_bytes = [Path(self.args.snapshot_path).read_bytes()]
-            dist.broadcast_object_list(snapshot_bytes, src)
-            self._load_snapshot(io.BytesIO(snapshot_bytes[0]))
+            data = [Path(self.args.snapshot_path).read_bytes() if dist.get_rank() == src else None]
+            dist.broadcast_object_list(data, src)
+            self._load_snapshot(io.BytesIO(data[0]))
 
     def _run_batch(self, inputs, targets):
         global_size = min(self.args.batch_size, len(self.train_loader.dataset) - self.samples_run)
-        local_size = len(range(dist.get_rank(), global_size, dist.get_world_size()))
-        weight = local_size / global_size * dist.get_world_size()  # DDP averages over ranks
+        local_size = len(range(dist.get_rank(), global_size, dist.get_world_size()))  # may be 0
         self.optimizer.zero_grad()
-        loss = self.loss_fn(self.model(inputs), targets)
-        (loss * weight).backward()
+        loss = self.loss_fn(self.model(inputs), targets) * local_size / global_size
+        loss_sum = loss.detach().clone()
+        work = dist.all_reduce(loss_sum, async_op=True)  # runs beside backward()
+        (loss * dist.get_world_size()).backward()  # DDP averages over ranks
+        work.wait()
         self.optimizer.step()
+        self.total_loss += loss_sum * global_size
         self.samples_run += global_size
-        return loss.detach()
 
     def _run_epoch(self, epoch):
-        """Trains one epoch and sets `self.loss` to its mean loss per sample."""
+        """Trains the rest of an epoch and sets `self.loss` to its mean loss per sample."""
         # Seeding by epoch gives a resumed run the same sample order and dropout as an unbroken one.
-        start = self.samples_run
-        self.train_loader.batch_sampler.set_position(epoch, start)
+        self.train_loader.batch_sampler.set_position(epoch, self.samples_run)
         torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
-        total_loss = torch.zeros((), device=self.device)
         for inputs, targets in self.train_loader:
+            position = epoch * len(self.train_loader.dataset) + self.samples_run
+            torch.manual_seed(self.args.seed + position + dist.get_rank())  # for dropout: by step
             inputs = inputs.to(self.device, non_blocking=True)
             targets = targets.to(self.device, non_blocking=True)
-            loss = self._run_batch(inputs, targets)
-            total_loss.add_(loss, alpha=len(inputs))
-            steps_of_epoch = math.ceil(self.samples_run / self.args.batch_size)
-            step = epoch * len(self.train_loader) + steps_of_epoch
-            if step % self.args.save_every_steps == 0:
+            self._run_batch(inputs, targets)
+            self.steps += 1
+            stop = self.steps % 5 == 0 and self._any_rank_stops()  # too slow for every step
+            if stop or self.steps % self.args.save_every_steps == 0:
                 self._save_on_all_disks()
-            if step % 5 == 0 and self._on_any_rank(self.stop_requested):  # checking costs time
-                self._save_on_all_disks()
+            if stop:
+                dist.barrier()  # no rank ends before rank 0 has saved
                 sys.exit("stopped by a signal")
-        dist.all_reduce(total_loss)  # the sum over all ranks
-        self.loss = total_loss.item() / max(1, self.samples_run - start)
-
-    def _on_any_rank(self, flag):
-        """Returns whether `flag` is set on any rank. All ranks must call it; it is a barrier."""
-        flags = torch.tensor(float(flag), device=self.device)
-        dist.all_reduce(flags)
-        return flags.item() > 0
+        self.loss = self.total_loss.item() / self.samples_run
 
     def _save_on_all_disks(self):
         """Saves on rank 0, then on each node that does not see that snapshot (no shared disk)."""
         self._save_snapshot()
-        self._on_any_rank(False)  # waits for rank 0
+        dist.barrier()
         self._save_if_newer()
 
     def _save_if_newer(self):
         """Saves on local rank 0, unless the snapshot on disk is of this step or a later one."""
-        saved = (-1, 0)
+        saved = (-1, 0)  # before any position
         if os.path.exists(self.args.snapshot_path):
             snapshot = torch.load(self.args.snapshot_path, "cpu", mmap=True, weights_only=True)
             saved = (snapshot["epochs_run"], snapshot.get("samples_run", 0))
@@ -189,6 +185,8 @@ class Trainer:
     def _save_snapshot(self):
         if not self.is_main:
             return
+        if self.samples_run > 0:
+            self.loss = self.total_loss.item() / self.samples_run
         snapshot = {
             "model": self.model.module.state_dict(),  # without the DDP wrapper
             "optimizer": self.optimizer.state_dict(),
@@ -197,7 +195,7 @@ class Trainer:
             "loss": self.loss,
         }
         path = self.args.snapshot_path
-        tmp_path = f"{path}.{socket.gethostname()}.{os.getpid()}.tmp"
+        tmp_path = f"{path}.{os.environ['GROUP_RANK']}.tmp"  # each node has its own
         try:
             with open(tmp_path, "wb") as file:
                 torch.save(snapshot, file)
@@ -205,8 +203,7 @@ class Trainer:
                 os.fsync(file.fileno())
             os.replace(tmp_path, path)  # atomic: `path` is always a complete snapshot
         except (OSError, RuntimeError) as error:
-            reason = error.__context__ or error  # torch.save wraps the error of a full disk
-            sys.exit(f"cannot save {path} ({reason}): disk full, or file used by another run?")
+            sys.exit(f"cannot save {path}: disk full, or file used by another run? {error}")
         position = f"epoch {self.epochs_run} + {self.samples_run} samples"
         self._log(f"{position} | loss {self.loss:.4g} | saved {path}")
 
@@ -218,30 +215,31 @@ class Trainer:
             self.epochs_run = snapshot["epochs_run"]
             self.samples_run = snapshot.get("samples_run", 0)
             self.loss = snapshot.get("loss", 0.0)
+            self.total_loss.fill_(self.loss * self.samples_run)
         except Exception as error:
-            sys.exit(f"cannot load {path} ({error!r:.150}): move it or set another --snapshot_path")
+            sys.exit(f"cannot load {path}: move it or set another --snapshot_path\n{error!r}")
 
     def _log(self, message):
         if not self.is_main:
             return
-        tqdm.write(message)
+        tqdm.write(f"{message}\n", end="")  # one write: processes may share a log
 
     def train(self):
-        start_epoch = self.epochs_run
         total = self.args.total_epochs
         steps = len(self.train_loader)
-        location = f"{self.device} of {socket.gethostname()}"
-        self._log(f"{start_epoch} of {total} epochs done, {steps} steps per epoch, on {location}")
-        if start_epoch >= total:
+        where = f"{self.device} of {socket.gethostname()}"
+        self._log(f"{self.epochs_run} of {total} epochs done, {steps} steps per epoch, on {where}")
+        if self.epochs_run >= total:
             self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
-        epochs = range(start_epoch, total)
+        epochs = range(self.epochs_run, total)
         disable = None if self.is_main else True  # None: disabled unless on a terminal
-        progress = tqdm(epochs, initial=start_epoch, total=total, unit="epoch", disable=disable)
+        progress = tqdm(epochs, initial=self.epochs_run, total=total, unit="epoch", disable=disable)
         for epoch in progress:
             self._run_epoch(epoch)
             progress.set_postfix(loss=f"{self.loss:.4g}")
             self.epochs_run = epoch + 1
             self.samples_run = 0
+            self.total_loss.zero_()
             if self.epochs_run % self.args.save_every == 0 or self.epochs_run == total:
                 self._save_on_all_disks()
 
@@ -259,49 +257,47 @@ def parse_args():
     args = parser.parse_args()
     if "LOCAL_RANK" not in os.environ:
         parser.error("start this script with torchrun, as its first lines show")
-    if min(args.total_epochs, args.save_every, args.save_every_steps, args.batch_size) < 1:
-        parser.error("total_epochs, the save intervals and --batch_size must be 1 or more")
-    if args.num_workers < 0:
-        parser.error("--num_workers must be 0 or more")
-    snapshot_dir = os.path.dirname(os.path.abspath(args.snapshot_path))
-    if not os.access(snapshot_dir, os.W_OK):
-        parser.error(f"cannot write into {snapshot_dir}: create it, or set --snapshot_path")
+    if min(args.total_epochs, args.save_every, args.batch_size) < 1 or args.num_workers < 0:
+        parser.error("epochs and --batch_size must be 1 or more, --num_workers 0 or more")
+    if args.save_every_steps < 1:
+        parser.error("--save_every_steps must be 1 or more")
+    if not os.access(os.path.dirname(args.snapshot_path) or ".", os.W_OK):
+        parser.error(f"cannot write {args.snapshot_path}: create its folder, or set another path")
     return args
 
 
 @record  # torchrun then shows the traceback of the rank that failed first
-def main(local_rank, args):
-    sys.stdout.reconfigure(line_buffering=True, write_through=False)  # logs get whole lines at once
+def main(args):
+    local_rank = int(os.environ["LOCAL_RANK"])
+    rank = f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}"
+    print(f"{rank} starts on {socket.gethostname()} ({torch.cuda.device_count()} GPUs)\n", end="")
     if torch.cuda.is_available():
         if local_rank >= torch.cuda.device_count():
             sys.exit(f"{socket.gethostname()} has too few GPUs: lower --nproc_per_node")
-        torch.cuda.set_device(local_rank)  # replaces device_id, which is for GPUs only
-    backend = "nccl" if torch.cuda.is_available() else "gloo"
-    try:
-        dist.init_process_group(backend, timeout=timedelta(minutes=args.timeout))
-    except dist.DistError as error:
-        sys.exit(f"not all ranks joined ({error!r:.150}): see their logs, or raise --timeout")
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    print(f"rank {dist.get_rank()} of {dist.get_world_size()} starts on {socket.gethostname()}")
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device, timeout=timedelta(minutes=args.timeout))
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo", timeout=timedelta(minutes=args.timeout))
     torch.manual_seed(args.seed)
     dataset = ToyDataset(2048)
     model = ToyModel().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     loss_fn = nn.MSELoss()
-    sampler = ElasticBatchSampler(dataset, args.batch_size, seed=args.seed)
+    sampler = GlobalBatchSampler(dataset, args.batch_size, args.seed)
     train_loader = DataLoader(
         dataset,
         batch_sampler=sampler,
         num_workers=args.num_workers,
         persistent_workers=args.num_workers > 0,
-        worker_init_fn=leave_process_group,
+        worker_init_fn=start_own_session,
         pin_memory=device.type == "cuda",
     )
     Trainer(model, train_loader, loss_fn, optimizer, device, args).train()
-    time.sleep(0.1)  # CPU only: gloo's threads finish before Python exits (pytorch#190489)
+    time.sleep(0.1 if device.type == "cpu" else 0)  # or gloo may abort at exit (pytorch#190489)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    args = parse_args()
-    main(int(os.environ["LOCAL_RANK"]), args)
+    main(parse_args())

@@ -33,8 +33,7 @@ class ToyDataset(Dataset):
     """`size` inputs of shape (10,), each with a target of shape (5,), a linear function of it."""
 
     def __init__(self, size):
-        # Seeded, so that every process and every restart has the same samples.
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(0)  # the same samples on every rank and restart
         self.inputs = torch.randn(size, 10, generator=generator)
         self.targets = self.inputs @ torch.randn(10, 5, generator=generator)
 
@@ -60,7 +59,7 @@ class Trainer:
         self.device = device
         self.args = args
         self.epochs_run = 0
-        self.loss = 0.0
+        self.total_loss = torch.zeros((), device=device)  # of the epoch's samples so far
         if os.path.exists(args.snapshot_path):
             self._load_snapshot(args.snapshot_path)
 
@@ -69,20 +68,18 @@ class Trainer:
         loss = self.loss_fn(self.model(inputs), targets)
         loss.backward()
         self.optimizer.step()
-        return loss.detach()
+        self.total_loss += loss.detach() * len(inputs)
 
     def _run_epoch(self, epoch):
         """Trains one epoch and sets `self.loss` to its mean loss per sample."""
         # Seeding by epoch gives a resumed run the same sample order and dropout as an unbroken one.
         self.train_loader.sampler.generator.manual_seed(self.args.seed + epoch)
         torch.manual_seed(self.args.seed + epoch)
-        total_loss = torch.zeros((), device=self.device)
         for inputs, targets in self.train_loader:
             inputs = inputs.to(self.device, non_blocking=True)
             targets = targets.to(self.device, non_blocking=True)
-            loss = self._run_batch(inputs, targets)
-            total_loss.add_(loss, alpha=len(inputs))
-        self.loss = total_loss.item() / len(self.train_loader.sampler)
+            self._run_batch(inputs, targets)
+        self.loss = self.total_loss.item() / len(self.train_loader.sampler)
 
     def _save_snapshot(self):
         snapshot = {
@@ -99,8 +96,7 @@ class Trainer:
                 os.fsync(file.fileno())
             os.replace(tmp_path, path)  # atomic: `path` is always a complete snapshot
         except (OSError, RuntimeError) as error:
-            reason = error.__context__ or error  # torch.save wraps the error of a full disk
-            sys.exit(f"cannot save {path} ({reason}): disk full, or file used by another run?")
+            sys.exit(f"cannot save {path}: disk full, or file used by another run? {error}")
         self._log(f"epoch {self.epochs_run} | loss {self.loss:.4g} | saved {path}")
 
     def _load_snapshot(self, path):
@@ -110,26 +106,26 @@ class Trainer:
             self.optimizer.load_state_dict(snapshot["optimizer"])
             self.epochs_run = snapshot["epochs_run"]
         except Exception as error:
-            sys.exit(f"cannot load {path} ({error!r:.150}): move it or set another --snapshot_path")
+            sys.exit(f"cannot load {path}: move it or set another --snapshot_path\n{error!r}")
 
     def _log(self, message):
-        tqdm.write(message)
+        tqdm.write(f"{message}\n", end="")  # one write: processes may share a log
 
     def train(self):
-        start_epoch = self.epochs_run
         total = self.args.total_epochs
         steps = len(self.train_loader)
-        location = f"{self.device} of {socket.gethostname()}"
-        self._log(f"{start_epoch} of {total} epochs done, {steps} steps per epoch, on {location}")
-        if start_epoch >= total:
+        where = f"{self.device} of {socket.gethostname()}"
+        self._log(f"{self.epochs_run} of {total} epochs done, {steps} steps per epoch, on {where}")
+        if self.epochs_run >= total:
             self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
-        epochs = range(start_epoch, total)
+        epochs = range(self.epochs_run, total)
         disable = None  # tqdm then shows the bar on a terminal only
-        progress = tqdm(epochs, initial=start_epoch, total=total, unit="epoch", disable=disable)
+        progress = tqdm(epochs, initial=self.epochs_run, total=total, unit="epoch", disable=disable)
         for epoch in progress:
             self._run_epoch(epoch)
             progress.set_postfix(loss=f"{self.loss:.4g}")
             self.epochs_run = epoch + 1
+            self.total_loss.zero_()
             if self.epochs_run % self.args.save_every == 0 or self.epochs_run == total:
                 self._save_snapshot()
 
@@ -143,19 +139,18 @@ def parse_args():
     parser.add_argument("--snapshot_path", default="snapshot.pt")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    if min(args.total_epochs, args.save_every, args.batch_size) < 1:
-        parser.error("total_epochs, the save intervals and --batch_size must be 1 or more")
-    if args.num_workers < 0:
-        parser.error("--num_workers must be 0 or more")
-    snapshot_dir = os.path.dirname(os.path.abspath(args.snapshot_path))
-    if not os.access(snapshot_dir, os.W_OK):
-        parser.error(f"cannot write into {snapshot_dir}: create it, or set --snapshot_path")
+    if min(args.total_epochs, args.save_every, args.batch_size) < 1 or args.num_workers < 0:
+        parser.error("epochs and --batch_size must be 1 or more, --num_workers 0 or more")
+    if not os.access(os.path.dirname(args.snapshot_path) or ".", os.W_OK):
+        parser.error(f"cannot write {args.snapshot_path}: create its folder, or set another path")
     return args
 
 
 def main(args):
-    sys.stdout.reconfigure(line_buffering=True, write_through=False)  # logs get whole lines at once
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", 0)
+    else:
+        device = torch.device("cpu")
     torch.manual_seed(args.seed)
     dataset = ToyDataset(2048)
     model = ToyModel().to(device)
@@ -174,5 +169,4 @@ def main(args):
 
 
 if __name__ == "__main__":
-    args = parse_args()
-    main(args)
+    main(parse_args())

@@ -50,8 +50,7 @@ class ToyDataset(Dataset):
     """`size` inputs of shape (10,), each with a target of shape (5,), a linear function of it."""
 
     def __init__(self, size):
-        # Seeded, so that every process and every restart has the same samples.
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(0)  # the same samples on every rank and restart
         self.inputs = torch.randn(size, 10, generator=generator)
         self.targets = self.inputs @ torch.randn(10, 5, generator=generator)
 
@@ -77,7 +76,7 @@ class Trainer:
         self.device = device
         self.args = args
         self.epochs_run = 0
-        self.loss = 0.0
+        self.total_loss = torch.zeros((), device=device)  # of the epoch's samples so far
         if os.path.exists(args.snapshot_path):
             self._load_snapshot(args.snapshot_path)
         self._check_start_epoch()
@@ -87,7 +86,7 @@ class Trainer:
         """Exits if the ranks start at different epochs: not all nodes have the newest snapshot."""
         starts = [None] * dist.get_world_size()
         dist.all_gather_object(starts, self.epochs_run)
-        if min(starts) < max(starts):
+        if len(set(starts)) > 1:
             sys.exit(f"ranks start at epochs {starts}: use a shared disk, or copy the snapshot")
 
     def _run_batch(self, inputs, targets):
@@ -95,22 +94,19 @@ class Trainer:
         loss = self.loss_fn(self.model(inputs), targets)
         loss.backward()
         self.optimizer.step()
-        return loss.detach()
+        self.total_loss += loss.detach() * len(inputs)
 
     def _run_epoch(self, epoch):
         """Trains one epoch and sets `self.loss` to its mean loss per sample."""
         # Seeding by epoch gives a resumed run the same sample order and dropout as an unbroken one.
         self.train_loader.sampler.set_epoch(epoch)
         torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
-        total_loss = torch.zeros((), device=self.device)
         for inputs, targets in self.train_loader:
             inputs = inputs.to(self.device, non_blocking=True)
             targets = targets.to(self.device, non_blocking=True)
-            loss = self._run_batch(inputs, targets)
-            total_loss.add_(loss, alpha=len(inputs))
-        dist.all_reduce(total_loss)  # the sum over all ranks
-        total_loss /= dist.get_world_size()
-        self.loss = total_loss.item() / len(self.train_loader.sampler)
+            self._run_batch(inputs, targets)
+        dist.all_reduce(self.total_loss)  # the sum over all ranks
+        self.loss = self.total_loss.item() / self.train_loader.sampler.total_size
 
     def _save_snapshot(self):
         # All ranks call this, since it gathers the shards on rank 0.
@@ -133,8 +129,7 @@ class Trainer:
                 os.fsync(file.fileno())
             os.replace(tmp_path, path)  # atomic: `path` is always a complete snapshot
         except (OSError, RuntimeError) as error:
-            reason = error.__context__ or error  # torch.save wraps the error of a full disk
-            sys.exit(f"cannot save {path} ({reason}): disk full, or file used by another run?")
+            sys.exit(f"cannot save {path}: disk full, or file used by another run? {error}")
         self._log(f"epoch {self.epochs_run} | loss {self.loss:.4g} | saved {path}")
 
     def _load_snapshot(self, path):
@@ -152,28 +147,28 @@ class Trainer:
                 options=FULL_STATE_DICT,
             )
         except Exception as error:
-            sys.exit(f"cannot load {path} ({error!r:.150}): move it or set another --snapshot_path")
+            sys.exit(f"cannot load {path}: move it or set another --snapshot_path\n{error!r}")
 
     def _log(self, message):
         if not self.is_main:
             return
-        tqdm.write(message)
+        tqdm.write(f"{message}\n", end="")  # one write: processes may share a log
 
     def train(self):
-        start_epoch = self.epochs_run
         total = self.args.total_epochs
         steps = len(self.train_loader)
-        location = f"{self.device} of {socket.gethostname()}"
-        self._log(f"{start_epoch} of {total} epochs done, {steps} steps per epoch, on {location}")
-        if start_epoch >= total:
+        where = f"{self.device} of {socket.gethostname()}"
+        self._log(f"{self.epochs_run} of {total} epochs done, {steps} steps per epoch, on {where}")
+        if self.epochs_run >= total:
             self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
-        epochs = range(start_epoch, total)
+        epochs = range(self.epochs_run, total)
         disable = None if self.is_main else True  # None: disabled unless on a terminal
-        progress = tqdm(epochs, initial=start_epoch, total=total, unit="epoch", disable=disable)
+        progress = tqdm(epochs, initial=self.epochs_run, total=total, unit="epoch", disable=disable)
         for epoch in progress:
             self._run_epoch(epoch)
             progress.set_postfix(loss=f"{self.loss:.4g}")
             self.epochs_run = epoch + 1
+            self.total_loss.zero_()
             if self.epochs_run % self.args.save_every == 0 or self.epochs_run == total:
                 self._save_snapshot()
 
@@ -189,26 +184,27 @@ def parse_args():
     args = parser.parse_args()
     if "LOCAL_RANK" not in os.environ:
         parser.error("start this script with torchrun, as its first lines show")
-    if min(args.total_epochs, args.save_every, args.batch_size) < 1:
-        parser.error("total_epochs, the save intervals and --batch_size must be 1 or more")
-    if args.num_workers < 0:
-        parser.error("--num_workers must be 0 or more")
-    snapshot_dir = os.path.dirname(os.path.abspath(args.snapshot_path))
-    if not os.access(snapshot_dir, os.W_OK):
-        parser.error(f"cannot write into {snapshot_dir}: create it, or set --snapshot_path")
+    if min(args.total_epochs, args.save_every, args.batch_size) < 1 or args.num_workers < 0:
+        parser.error("epochs and --batch_size must be 1 or more, --num_workers 0 or more")
+    if not os.access(os.path.dirname(args.snapshot_path) or ".", os.W_OK):
+        parser.error(f"cannot write {args.snapshot_path}: create its folder, or set another path")
     return args
 
 
 @record  # torchrun then shows the traceback of the rank that failed first
-def main(local_rank, args):
-    sys.stdout.reconfigure(line_buffering=True, write_through=False)  # logs get whole lines at once
+def main(args):
+    local_rank = int(os.environ["LOCAL_RANK"])
+    rank = f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}"
+    print(f"{rank} starts on {socket.gethostname()} ({torch.cuda.device_count()} GPUs)\n", end="")
     if torch.cuda.is_available():
         if local_rank >= torch.cuda.device_count():
             sys.exit(f"{socket.gethostname()} has too few GPUs: lower --nproc_per_node")
-        torch.cuda.set_device(local_rank)  # replaces device_id, which is for GPUs only
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    print(f"rank {dist.get_rank()} of {dist.get_world_size()} starts on {socket.gethostname()}")
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
     torch.manual_seed(args.seed)
     dataset = ToyDataset(2048)
     with torch.device("meta"):  # shapes, but no memory
@@ -234,12 +230,11 @@ def main(local_rank, args):
     )
     local_bytes = sum(p.to_local().nbytes for p in model.parameters())
     total_bytes = sum(p.nbytes for p in model.parameters())
-    print(f"rank {dist.get_rank()} holds {local_bytes:,} of {total_bytes:,} bytes of weights")
+    print(f"{rank} holds {local_bytes:,} of {total_bytes:,} bytes of weights\n", end="")
     Trainer(model, train_loader, loss_fn, optimizer, device, args).train()
-    time.sleep(0.1)  # CPU only: gloo's threads finish before Python exits (pytorch#190489)
+    time.sleep(0.1 if device.type == "cpu" else 0)  # or gloo may abort at exit (pytorch#190489)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    args = parse_args()
-    main(int(os.environ["LOCAL_RANK"]), args)
+    main(parse_args())

@@ -4,7 +4,8 @@
     python slurm/submit.py --nodes 2 --gpus_per_node 4 --cluster local multinode.py 50 10
 
 The first submits a Slurm job, the second runs the same on this machine, a torchrun for each node. A
-Slurm job that is preempted or reaches its time limit is requeued, and resumes from its snapshot.
+Slurm job that is preempted or reaches its time limit is requeued, and resumes from its snapshot:
+before that, its torchruns get SIGTERM, at which preemptible.py and elastic_ddp.py save one.
 """
 
 import argparse
@@ -25,7 +26,7 @@ class TorchrunTask:
         self.arguments = arguments
         self.nproc_per_node = nproc_per_node
         self.torchrun = None
-        self.terminated = False
+        self.received = set()  # the signals
 
     def __call__(self):
         job = submitit.JobEnvironment()
@@ -40,7 +41,9 @@ class TorchrunTask:
             first_gpu = job.local_rank * self.nproc_per_node
             gpus = range(first_gpu, first_gpu + self.nproc_per_node)
             env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
-        signal.signal(signal.SIGTERM, self.handle_sigterm)
+        signal.signal(signal.SIGTERM, self.handle_signal)
+        # Slurm sends USR2 before the time limit; without cgroups, it sends it to all processes.
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # torchrun and its ranks inherit this
         self.torchrun = subprocess.Popen(
             [
                 sys.executable,
@@ -55,23 +58,20 @@ class TorchrunTask:
             ],
             env=env,
         )
+        signal.signal(signal.SIGUSR2, self.handle_signal)
         returncode = self.torchrun.wait()
-        if job.cluster == "slurm":
-            if self.terminated and job.global_rank == 0 and preempted(job.job_id):
+        if returncode and self.received and job.cluster == "slurm":
+            time_limit = signal.SIGUSR2 in self.received
+            if job.global_rank == 0 and (time_limit or preempted(job.job_id)):
                 subprocess.call(["scontrol", "requeue", job.job_id])
-            if self.terminated or returncode == -signal.SIGUSR2:
-                signal.pause()  # until Slurm ends this task; at the time limit, rank 0 requeues
+            signal.pause()  # until Slurm ends this task: if it failed, srun would end the others
         if returncode:
             sys.exit(returncode)
 
-    def handle_sigterm(self, signum, frame):
-        self.terminated = True
-        if self.torchrun:
-            self.torchrun.terminate()  # where Slurm uses cgroups, it signals this process alone
-
-    def checkpoint(self):
-        """Returns what submitit runs after a requeue: the same, which resumes from its snapshot."""
-        return submitit.helpers.DelayedSubmission(TorchrunTask(self.arguments, self.nproc_per_node))
+    def handle_signal(self, signum, frame):
+        if self.torchrun and not self.received:
+            self.torchrun.terminate()  # once, or it would not wait until its ranks have saved
+        self.received.add(signum)
 
 
 def preempted(job_id):

@@ -1,17 +1,18 @@
 #!/bin/bash
 # Runs on every node of a Slurm step, for interactive use, and starts torchrun there:
-#   srun --nodes=2 --gres=gpu:2 ./slurm/torchrun_script.sh [SCRIPT ARGUMENTS]
+#   srun --nodes=2 --gres=gpu:2 --cpus-per-gpu=4 ./slurm/torchrun_script.sh [SCRIPT ARGUMENTS]
 
 set -eo pipefail
-[ -n "${SLURM_STEP_NODELIST:-}" ] || {
-  echo "torchrun_script.sh: start it with: srun --nodes=2 --gres=gpu:2 $0 [SCRIPT ARGUMENTS]" >&2
+if [ -z "$SLURM_STEP_NODELIST" ] || [ -z "$SLURM_GPUS_ON_NODE" ]; then
+  [ "${SLURM_PROCID:-0}" != 0 ] || echo "torchrun_script.sh: start it on nodes with GPUs:" \
+    "srun --nodes=2 --gres=gpu:2 --cpus-per-gpu=4 $0 [SCRIPT ARGUMENTS]" >&2
   exit 1
-}
+fi
 [ $# -gt 0 ] || set -- elastic_ddp.py
 
 export OMP_NUM_THREADS=1  # the value that torchrun would set, with a warning
 export TORCH_CPP_LOG_LEVEL=ERROR  # hides harmless stack traces at the end (pytorch#118891)
-head_node=$(scontrol show hostnames "$SLURM_STEP_NODELIST" | head -n 1)
+read -r head_node < <(scontrol show hostnames "$SLURM_STEP_NODELIST")
 exec torchrun \
   --nnodes="$SLURM_STEP_NUM_NODES" --nproc_per_node="$SLURM_GPUS_ON_NODE" \
   --rdzv_backend=c10d --rdzv_endpoint="$head_node:$((20000 + SLURM_JOB_ID % 10000))" \

@@ -18,30 +18,35 @@ STEPS = [
     Step("singlegpu.py", "multigpu.py", 42),
     Step("multigpu.py", "multigpu_torchrun.py", 20),
     Step("multigpu_torchrun.py", "multinode.py", 16),
-    Step("multinode.py", "elastic_ddp.py", 126),
+    Step("multinode.py", "preemptible.py", 78),
+    Step("preemptible.py", "elastic_ddp.py", 90),
 ]
 JOB_STEPS = [
     Step("slurm/singlegpu.sbatch", "slurm/multigpu.sbatch", 8),
     Step("slurm/multigpu.sbatch", "slurm/multigpu_torchrun.sbatch", 8),
     Step("slurm/multigpu_torchrun.sbatch", "slurm/multinode.sbatch", 16),
     Step("slurm/multinode.sbatch", "slurm/multinode_srun.sbatch", 16),
-    Step("slurm/multinode.sbatch", "slurm/elastic_ddp.sbatch", 45),
+    Step("slurm/multinode.sbatch", "slurm/preemptible.sbatch", 12),
+    Step("slurm/preemptible.sbatch", "slurm/elastic_ddp.sbatch", 40),
 ]
 RECIPES = [
     Step("multinode.py", "recipes/mixed_precision.py", 20),
     Step("multinode.py", "recipes/gradient_accumulation.py", 24),
     Step("multinode.py", "recipes/evaluate.py", 38),
     Step("multinode.py", "recipes/tensorboard_logging.py", 18),
-    Step("multinode.py", "recipes/mid_epoch.py", 72),
     Step("multinode.py", "recipes/profiler.py", 16),
     Step("multinode.py", "recipes/fsdp.py", 52),
-    Step("multinode.py", "recipes/gpt.py", 202),
-    Step("recipes/gpt.py", "recipes/gpt_fsdp.py", 127),
-    Step("recipes/gpt_fsdp.py", "recipes/gpt_2d.py", 45),
-    Step("recipes/gpt.py", "recipes/slow_network.py", 16),
-    Step("recipes/gpt.py", "recipes/local_sgd.py", 45),
 ]
-ALL = STEPS + JOB_STEPS + RECIPES
+GPT = [
+    Step("preemptible.py", "gpt/gpt.py", 130),
+    Step("gpt/gpt.py", "gpt/pretrain.py", 95),
+    Step("gpt/pretrain.py", "gpt/fsdp.py", 95),
+    Step("gpt/fsdp.py", "gpt/async_save.py", 25),
+    Step("gpt/fsdp.py", "gpt/tensor_parallel.py", 45),
+    Step("gpt/pretrain.py", "gpt/slow_network.py", 16),
+    Step("gpt/fsdp.py", "gpt/local_sgd.py", 42),
+]
+ALL = STEPS + JOB_STEPS + RECIPES + GPT
 
 
 def changed_lines(old, new):

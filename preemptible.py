@@ -1,7 +1,7 @@
-"""Train, resuming within an epoch, with the same command on each node (HOST is one of them):
+"""Train until a signal, and resume there, with the same command on each node (HOST is one of them):
 
     torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=HOST:29400 \
-        recipes/mid_epoch.py 50 10
+        preemptible.py 50 10
 
 Trains for 50 epochs and saves a snapshot every 10. Started again, it resumes from the snapshot;
 to start afresh, delete the file or name another one with --snapshot_path.
@@ -40,8 +40,7 @@ class ToyDataset(Dataset):
     """`size` inputs of shape (10,), each with a target of shape (5,), a linear function of it."""
 
     def __init__(self, size):
-        # Seeded, so that every process and every restart has the same samples.
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(0)  # the same samples on every rank and restart
         self.inputs = torch.randn(size, 10, generator=generator)
         self.targets = self.inputs @ torch.randn(10, 5, generator=generator)
 
@@ -61,15 +60,14 @@ class ResumableSampler(DistributedSampler):
 
     def __iter__(self):
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
-        order = torch.randperm(len(self.dataset), generator=generator).tolist()
+        order = torch.randperm(len(self.dataset), generator=generator)
         for start in range(self.samples_run, len(order), self.num_replicas):
-            # After the last sample comes the first, since all ranks must take equally many.
-            yield order[(start + self.rank) % len(order)]
+            yield order[(start + self.rank) % len(order)].item()  # at the end: the first again
 
 
-def leave_process_group(worker_id):
-    """Keeps signals from a data worker: torchrun and Ctrl-C send them to the rank's whole group."""
-    os.setpgrp()
+def start_own_session(worker_id):
+    """Keeps signals from a data worker: torchrun sends them to the rank's whole process group."""
+    os.setsid()
 
 
 class Trainer:
@@ -77,7 +75,7 @@ class Trainer:
 
     A snapshot holds all that is needed to resume: the state_dicts of `model` and `optimizer`, and
     `epochs_run`, the number of completed epochs and so the index of the next one.
-    Of that next epoch, the first `samples_run` samples are trained already.
+    Of that next epoch, the first `samples_run` samples are trained already, with mean loss `loss`.
     """
 
     def __init__(self, model, train_loader, loss_fn, optimizer, device, args):
@@ -88,14 +86,15 @@ class Trainer:
         self.device = device
         self.args = args
         self.epochs_run = 0
-        self.loss = 0.0
         self.samples_run = 0
-        self.steps = 0  # since this process has started
+        self.loss = 0.0
+        self.steps = 0
         self.stop_requested = False
+        self.total_loss = torch.zeros((), device=device)  # of the epoch's samples so far
         if os.path.exists(args.snapshot_path):
             self._load_snapshot(args.snapshot_path)
         self._check_start_epoch()
-        self.model = nn.parallel.DistributedDataParallel(model)  # no device_ids: we move the inputs
+        self.model = nn.parallel.DistributedDataParallel(model)
         self.is_main = dist.get_rank() == 0  # this process logs and saves
         for signum in (signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, self._request_stop)
@@ -103,63 +102,55 @@ class Trainer:
     def _request_stop(self, signum, frame):
         self.stop_requested = True
 
+    def _any_rank_stops(self):
+        """Returns whether a signal has reached any of the ranks. All of them must call it."""
+        stop = torch.tensor(int(self.stop_requested), device=self.device)
+        dist.all_reduce(stop, dist.ReduceOp.MAX)
+        return bool(stop)
+
     def _check_start_epoch(self):
         """Exits if the ranks start at different epochs: not all nodes have the newest snapshot."""
         starts = [None] * dist.get_world_size()
-        dist.all_gather_object(starts, f"{self.epochs_run} + {self.samples_run} samples")
-        if min(starts) < max(starts):
+        dist.all_gather_object(starts, (self.epochs_run, self.samples_run))
+        if len(set(starts)) > 1:
             sys.exit(f"ranks start at epochs {starts}: use a shared disk, or copy the snapshot")
 
     def _run_batch(self, inputs, targets):
         self.optimizer.zero_grad()
         loss = self.loss_fn(self.model(inputs), targets)
+        loss_sum = loss.detach().clone()
+        work = dist.all_reduce(loss_sum, async_op=True)  # runs beside backward()
         loss.backward()
+        work.wait()
         self.optimizer.step()
-        return loss.detach()
+        self.total_loss += loss_sum * len(inputs)
+        self.samples_run += len(inputs) * dist.get_world_size()
 
     def _run_epoch(self, epoch):
-        """Trains one epoch and sets `self.loss` to its mean loss per sample."""
+        """Trains the rest of an epoch and sets `self.loss` to its mean loss per sample."""
         # Seeding by epoch gives a resumed run the same sample order and dropout as an unbroken one.
         self.train_loader.sampler.set_position(epoch, self.samples_run)
         torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
-        total_loss = torch.zeros((), device=self.device)
-        if self.samples_run:  # resumed within the epoch
-            total_loss += self.loss * self.samples_run / dist.get_world_size()
         for inputs, targets in self.train_loader:
-            # Seeding by step, too: a run that is resumed within an epoch has the same dropout.
-            first_sample = epoch * len(self.train_loader.dataset) + self.samples_run
-            torch.manual_seed(self.args.seed + first_sample + dist.get_rank())
+            position = epoch * len(self.train_loader.dataset) + self.samples_run
+            torch.manual_seed(self.args.seed + position + dist.get_rank())  # for dropout: by step
             inputs = inputs.to(self.device, non_blocking=True)
             targets = targets.to(self.device, non_blocking=True)
-            loss = self._run_batch(inputs, targets)
-            total_loss.add_(loss, alpha=len(inputs))
-            self.samples_run += len(inputs) * dist.get_world_size()
+            self._run_batch(inputs, targets)
             self.steps += 1
-            # Checking costs time, so it is done every fifth step.
-            stop = self.steps % 5 == 0 and self._on_any_rank(self.stop_requested)
+            stop = self.steps % 5 == 0 and self._any_rank_stops()  # too slow for every step
             if stop or self.steps % self.args.save_every_steps == 0:
-                self._average_loss(total_loss)
                 self._save_snapshot()
             if stop:
-                self._on_any_rank(False)  # waits for rank 0
+                dist.barrier()  # no rank ends before rank 0 has saved
                 sys.exit("stopped by a signal")
-        self._average_loss(total_loss)
-
-    def _average_loss(self, total_loss):
-        """Averages `total_loss` over the ranks and sets `self.loss` to the mean per sample."""
-        dist.all_reduce(total_loss)  # the sum over all ranks
-        total_loss /= dist.get_world_size()
-        self.loss = total_loss.item() * dist.get_world_size() / self.samples_run
-
-    def _on_any_rank(self, flag):
-        """Returns whether `flag` is set on any rank. All ranks must call it; it is a barrier."""
-        flags = torch.tensor(float(flag), device=self.device)
-        dist.all_reduce(flags)
-        return flags.item() > 0
+        self.loss = self.total_loss.item() / self.samples_run
 
     def _save_snapshot(self):
         if not self.is_main:
             return
+        if self.samples_run > 0:
+            self.loss = self.total_loss.item() / self.samples_run
         snapshot = {
             "model": self.model.module.state_dict(),  # without the DDP wrapper
             "optimizer": self.optimizer.state_dict(),
@@ -176,8 +167,7 @@ class Trainer:
                 os.fsync(file.fileno())
             os.replace(tmp_path, path)  # atomic: `path` is always a complete snapshot
         except (OSError, RuntimeError) as error:
-            reason = error.__context__ or error  # torch.save wraps the error of a full disk
-            sys.exit(f"cannot save {path} ({reason}): disk full, or file used by another run?")
+            sys.exit(f"cannot save {path}: disk full, or file used by another run? {error}")
         position = f"epoch {self.epochs_run} + {self.samples_run} samples"
         self._log(f"{position} | loss {self.loss:.4g} | saved {path}")
 
@@ -189,32 +179,31 @@ class Trainer:
             self.epochs_run = snapshot["epochs_run"]
             self.samples_run = snapshot.get("samples_run", 0)
             self.loss = snapshot.get("loss", 0.0)
+            self.total_loss.fill_(self.loss * self.samples_run)
         except Exception as error:
-            sys.exit(f"cannot load {path} ({error!r:.150}): move it or set another --snapshot_path")
+            sys.exit(f"cannot load {path}: move it or set another --snapshot_path\n{error!r}")
 
     def _log(self, message):
         if not self.is_main:
             return
-        tqdm.write(message)
+        tqdm.write(f"{message}\n", end="")  # one write: processes may share a log
 
     def train(self):
-        start_epoch = self.epochs_run
         total = self.args.total_epochs
         steps = len(self.train_loader)
-        location = f"{self.device} of {socket.gethostname()}"
-        self._log(f"{start_epoch} of {total} epochs done, {steps} steps per epoch, on {location}")
-        if start_epoch >= total:
+        where = f"{self.device} of {socket.gethostname()}"
+        self._log(f"{self.epochs_run} of {total} epochs done, {steps} steps per epoch, on {where}")
+        if self.epochs_run >= total:
             self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
-        elif self.samples_run:
-            self._log(f"resuming within epoch {start_epoch + 1}, after {self.samples_run} samples")
-        epochs = range(start_epoch, total)
+        epochs = range(self.epochs_run, total)
         disable = None if self.is_main else True  # None: disabled unless on a terminal
-        progress = tqdm(epochs, initial=start_epoch, total=total, unit="epoch", disable=disable)
+        progress = tqdm(epochs, initial=self.epochs_run, total=total, unit="epoch", disable=disable)
         for epoch in progress:
             self._run_epoch(epoch)
             progress.set_postfix(loss=f"{self.loss:.4g}")
             self.epochs_run = epoch + 1
             self.samples_run = 0
+            self.total_loss.zero_()
             if self.epochs_run % self.args.save_every == 0 or self.epochs_run == total:
                 self._save_snapshot()
 
@@ -231,26 +220,29 @@ def parse_args():
     args = parser.parse_args()
     if "LOCAL_RANK" not in os.environ:
         parser.error("start this script with torchrun, as its first lines show")
-    if min(args.total_epochs, args.save_every, args.save_every_steps, args.batch_size) < 1:
-        parser.error("total_epochs, the save intervals and --batch_size must be 1 or more")
-    if args.num_workers < 0:
-        parser.error("--num_workers must be 0 or more")
-    snapshot_dir = os.path.dirname(os.path.abspath(args.snapshot_path))
-    if not os.access(snapshot_dir, os.W_OK):
-        parser.error(f"cannot write into {snapshot_dir}: create it, or set --snapshot_path")
+    if min(args.total_epochs, args.save_every, args.batch_size) < 1 or args.num_workers < 0:
+        parser.error("epochs and --batch_size must be 1 or more, --num_workers 0 or more")
+    if args.save_every_steps < 1:
+        parser.error("--save_every_steps must be 1 or more")
+    if not os.access(os.path.dirname(args.snapshot_path) or ".", os.W_OK):
+        parser.error(f"cannot write {args.snapshot_path}: create its folder, or set another path")
     return args
 
 
 @record  # torchrun then shows the traceback of the rank that failed first
-def main(local_rank, args):
-    sys.stdout.reconfigure(line_buffering=True, write_through=False)  # logs get whole lines at once
+def main(args):
+    local_rank = int(os.environ["LOCAL_RANK"])
+    rank = f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}"
+    print(f"{rank} starts on {socket.gethostname()} ({torch.cuda.device_count()} GPUs)\n", end="")
     if torch.cuda.is_available():
         if local_rank >= torch.cuda.device_count():
             sys.exit(f"{socket.gethostname()} has too few GPUs: lower --nproc_per_node")
-        torch.cuda.set_device(local_rank)  # replaces device_id, which is for GPUs only
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    print(f"rank {dist.get_rank()} of {dist.get_world_size()} starts on {socket.gethostname()}")
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
     torch.manual_seed(args.seed)
     dataset = ToyDataset(2048)
     model = ToyModel().to(device)
@@ -263,14 +255,13 @@ def main(local_rank, args):
         sampler=sampler,
         num_workers=args.num_workers,
         persistent_workers=args.num_workers > 0,
-        worker_init_fn=leave_process_group,
+        worker_init_fn=start_own_session,
         pin_memory=device.type == "cuda",
     )
     Trainer(model, train_loader, loss_fn, optimizer, device, args).train()
-    time.sleep(0.1)  # CPU only: gloo's threads finish before Python exits (pytorch#190489)
+    time.sleep(0.1 if device.type == "cpu" else 0)  # or gloo may abort at exit (pytorch#190489)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    args = parse_args()
-    main(int(os.environ["LOCAL_RANK"]), args)
+    main(parse_args())
