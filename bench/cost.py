@@ -79,7 +79,7 @@ def measure_all(with_cluster, rounds):
     with tqdm(total=4 + rounds * len(places) + with_cluster, unit="run", disable=None) as progress:
         for ranks in range(1, 5):
             heads = " ".join(map(str, SCALING_HEADS))
-            arguments = f"--heads {heads} --batch_size {BATCH_SIZE} {BATCH_SIZE // ranks}"
+            arguments = f"--n_head {heads} --batch_size {BATCH_SIZE} {BATCH_SIZE // ranks}"
             trace = " --trace trace.json" if ranks == 2 else ""
             scaling[ranks] = run(on_this_machine(ranks), f"{arguments} --repetitions 5{trace}")
             progress.update()
@@ -252,12 +252,14 @@ def draw_clusters():
     gpus = [2**n for n in range(3, 15)]
 
     def plot(axes):
-        for hardware, style in ((H100, "-"), (ETHERNET, "--")):
-            axes.plot([], [], GREY, ls=style, label=f"{hardware.name} per node")
-        for hardware, style in ((H100, "-"), (ETHERNET, "--")):
+        clusters = (("HSDP", H100, "-"), ("FSDP", H100, ":"), ("HSDP", ETHERNET, "--"))
+        for sharding, hardware, style in clusters:
+            axes.plot([], [], GREY, ls=style, label=f"{sharding}, {hardware.name}")
+        for sharding, hardware, style in clusters:
+            hsdp = sharding == "HSDP"
             for tokens, color in ((1e6, YELLOW), (4e6, BLUE), (16e6, RED)):
-                shares = [efficiency(hardware, n, 8e9, tokens) for n in gpus]
-                label = f"{tokens / 1e6:.0f} M tokens" if hardware is H100 else None
+                shares = [efficiency(hardware, n, 8e9, tokens, hsdp) for n in gpus]
+                label = f"{tokens / 1e6:.0f} M tokens" if style == "-" else None
                 axes.plot(gpus, shares, color, ls=style, label=label)
 
         axes.set_xscale("log", base=2)

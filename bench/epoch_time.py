@@ -33,24 +33,25 @@ BATCH_SIZE = 32  # per rank
 MODULES = {
     "multigpu_torchrun": "",
     "multinode": "",
-    "elastic_ddp": "--batch_size 64",
+    "preemptible": "--save_every_steps 1000000",  # no snapshot while it is timed
+    "elastic_ddp": "--batch_size 64 --save_every_steps 1000000",
     "recipes.mixed_precision": "",
     "recipes.gradient_accumulation": "--batch_size 8 --global_batch_size 64",
     "recipes.evaluate": "",
     "recipes.tensorboard_logging": "",
     "recipes.fsdp": "",
-}  # recipes/gpt.py trains another model: see bench/gpt.py
+}  # gpt/ trains another model: see bench/cpu.py
 
 
-def build(name, arguments, *ranks):
+def build(name, arguments):
     """Returns the Trainer that the main of a script builds."""
     module = importlib.import_module(name)
     trainers = []
     module.Trainer.train = lambda self: trainers.append(self)
     sys.argv = [name, *arguments.split(), "--snapshot_path", f"{name}.pt"]
     with contextlib.redirect_stdout(open(os.devnull, "w")):
-        module.main(*ranks, module.parse_args())
-    atexit.unregister(getattr(trainers[0], "_save_if_newer", None))  # stage 5's
+        module.main(module.parse_args())
+    atexit.unregister(getattr(trainers[0], "_save_if_newer", None))  # elastic_ddp.py's
     return trainers[0]
 
 
@@ -131,7 +132,7 @@ def two_ranks():
             stack.callback(setattr, dist, name, getattr(dist, name))
             setattr(dist, name, lambda *args, **kwargs: None)
         for name, arguments in MODULES.items():
-            trainer = build(name, arguments, int(os.environ["LOCAL_RANK"]))
+            trainer = build(name, arguments)
             candidates[f"{name.replace('.', '/')}.py"] = epoch_of(trainer)
 
     accelerator = Accelerator(cpu=True)
@@ -158,7 +159,7 @@ def two_ranks():
 
 
 def epoch_of(trainer):
-    """Returns a function that trains an epoch; stage 5 starts each at its first sample."""
+    """Returns a function that trains an epoch, from its first sample on."""
 
     def run_epoch(epoch):
         trainer.samples_run = 0

@@ -3,7 +3,8 @@
     step = computation + all-reduce - what of it hides behind the computation
     all-reduce = buckets x hops x latency + 2 (N - 1) / N x bytes / bandwidth
 
-`bench/cost.py` fits it to this machine. Run as a script, it prints what it says of large clusters.
+`bench/cost.py` fits it to this machine. Run as a script, it prints what it says of large clusters,
+whose models are sharded: there, it counts all-gathers and reduce-scatters too.
 Times are in seconds, sizes in bytes, bandwidths in bytes per second.
 """
 
@@ -27,43 +28,88 @@ def step(computation, communication, overlap):
 
 
 class Hardware(NamedTuple):
-    """GPUs in nodes. The links of all GPUs of a node work at once: NCCL makes a ring of each."""
+    """GPUs in nodes. The links of all GPUs of a node work at once: NCCL makes a ring of each.
+
+    Bandwidths are in each direction, latencies those of a hop, of a ring if not named otherwise.
+    """
 
     name: str
     flops: float  # per second and GPU, of 16-bit matrix products
     utilization: float  # of these, what a training step achieves
     gpus_per_node: int
-    bandwidth: float  # of a node's links together
-    latency: float  # of a message between nodes
+    nvlink_bandwidth: float  # of a GPU
+    network_bandwidth: float  # of a node's links together
+    nvlink_latency: float  # within a node
+    network_latency: float  # between nodes
+    tree_latency: float  # between nodes
 
 
-# FLOP/s: NVIDIA's H100 data sheet, SXM, without sparsity. Utilization: torchtitan's and
-# llm-foundry's benchmarks, 0.33 to 0.46. Links: 8 of 400 Gbit/s, NVIDIA's DGX H100 data sheet.
-# Latency: what NCCL's own model (tuning.cc) takes for a hop of a tree between nodes, LL128.
-H100 = Hardware("H100, 8 x 400 Gbit/s", 989e12, 0.4, 8, 8 * 400e9 / 8, 8.5e-6)
-ETHERNET = H100._replace(name="H100, 1 x 100 Gbit/s", bandwidth=100e9 / 8)
+# FLOP/s, NVLink: NVIDIA's H100 data sheet, SXM, without sparsity; its 900 GB/s are both directions.
+# Utilization: torchtitan's and llm-foundry's benchmarks, 0.33 to 0.46.
+# Network: 8 links of 400 Gbit/s, NVIDIA's DGX H100 data sheet.
+# Latencies: those of NCCL's own model (tuning.cc), of its protocol LL128.
+H100 = Hardware(
+    "8 x 400 Gbit/s per node",
+    flops=989e12,
+    utilization=0.4,
+    gpus_per_node=8,
+    nvlink_bandwidth=450e9,
+    network_bandwidth=8 * 400e9 / 8,
+    nvlink_latency=1.9e-6,
+    network_latency=4.0e-6,
+    tree_latency=8.5e-6,
+)
+ETHERNET = H100._replace(name="1 x 100 Gbit/s per node", network_bandwidth=100e9 / 8)
 
-BYTES_PER_PARAMETER = 4  # float32 gradients; FSDP sends as much if it gathers 16-bit weights
-OVERLAP = 2 / 3  # backward computes two thirds of a step's FLOPs
-BUCKETS = 194  # DDP's, of Llama 3 8B: most of its matrices exceed 25 MB, and none is ever split
+WEIGHT_BYTES = 2  # the all-gathers send bfloat16
+GRADIENT_BYTES = 4  # gradients are summed in float32
+STATE_BYTES = 16  # per parameter, in float32: the weight, its gradient, and AdamW's two averages
+BLOCKS = 33  # of Llama 3 8B, each with its own collectives: 32, and the embedding with the head
 
 
-def efficiency(hardware, gpus, parameters, batch_tokens):
-    """Returns which part of a step the GPUs compute, for a global batch of `batch_tokens`."""
-    flops = 6 * parameters * batch_tokens / gpus  # forward and backward: PaLM, appendix B
-    computation = flops / (hardware.flops * hardware.utilization)
+def ring(hardware, gpus, size):
+    """Returns the time of all-gathers (or reduce-scatters) of `size` bytes in all, one per block.
+
+    Each has N - 1 hops: on nodes of several GPUs, NCCL has no tree for them (NVIDIA/nccl#1473).
+    """
     nodes = math.ceil(gpus / hardware.gpus_per_node)
-    if nodes == 1:
-        return 1.0
-    size = BYTES_PER_PARAMETER * parameters
-    hops = 2 * math.ceil(math.log2(nodes))  # NCCL: trees, where rings would be long
-    communication = all_reduce(gpus, size, hardware.latency, hardware.bandwidth, BUCKETS, hops)
-    return computation / step(computation, communication, OVERLAP)
+    latency = (gpus - nodes) * hardware.nvlink_latency + (nodes - 1) * hardware.network_latency
+    bandwidth = hardware.nvlink_bandwidth
+    if nodes > 1:
+        bandwidth = min(bandwidth, hardware.network_bandwidth)
+    return BLOCKS * latency + (gpus - 1) / gpus * size / bandwidth
+
+
+def efficiency(hardware, gpus, parameters, batch_tokens, hsdp=True):
+    """Returns which part of a step the GPUs compute, for a global batch of `batch_tokens`.
+
+    HSDP shards the model over the GPUs of a node and replicates it over the nodes; without it,
+    FSDP shards it over all GPUs. All communication of a pass can hide behind its computation.
+    """
+    forward_flops = 2 * parameters * batch_tokens / gpus  # 6 with backward: PaLM, appendix B
+    forward_computation = forward_flops / (hardware.flops * hardware.utilization)
+    backward_computation = 2 * forward_computation
+    shards = min(gpus, hardware.gpus_per_node) if hsdp else gpus
+    gather = ring(hardware, shards, WEIGHT_BYTES * parameters)
+    reduce_scatter = ring(hardware, shards, GRADIENT_BYTES * parameters)
+    replicas = gpus // shards
+    gradient_all_reduce = all_reduce(
+        replicas,
+        GRADIENT_BYTES * parameters / shards,
+        hardware.tree_latency,
+        hardware.network_bandwidth / hardware.gpus_per_node,  # each GPU sums its own shard
+        BLOCKS,
+        hops=2 * math.ceil(math.log2(replicas)),
+    )
+    forward = max(forward_computation, gather)
+    # The weights are gathered again. NVLink and the network work at the same time.
+    backward = max(backward_computation, gather + reduce_scatter, gradient_all_reduce)
+    return (forward_computation + backward_computation) / (forward + backward)
 
 
 # Tokens per second and GPU, from torchtitan's benchmarks/llama3_h100_202412_torchtitan.md (FSDP and
-# torch.compile) and llm-foundry's scripts/train/benchmarking/README.md, both on H100: the model,
-# its parameters, tokens per GPU and step, the two numbers of GPUs, and the two speeds.
+# torch.compile) and llm-foundry's scripts/train/benchmarking/README.md, both on H100, with FSDP:
+# the model, its parameters, tokens per GPU and step, the two numbers of GPUs, and the two speeds.
 PUBLISHED = [
     ("Llama 3.1 8B, torchtitan", 8.03e9, 16384, (8, 128), (6667, 6514)),
     ("MPT 13B, llm-foundry", 12.85e9, 4096, (8, 64), (4792, 4800)),
@@ -101,21 +147,28 @@ def lost_time(interval, save, restart, failure_interval, failures=2000):
     return lost / total
 
 
-def print_clusters():
+def print_clusters(parameters=8e9):
     gpus = [2**n for n in range(3, 15)]
+    model = f"{parameters / 1e9:.0f} billion parameters"
+    state = STATE_BYTES * parameters / 1e9
+    sharded = state / H100.gpus_per_node
+    print(f"{model} with AdamW take {state:.0f} GB: with HSDP, {sharded:.0f} GB of each GPU")
     for hardware in (H100, ETHERNET):
-        print(f"\nEfficiency, 8e9 parameters, {hardware.name}")
+        print(f"\nEfficiency, {model}, H100, {hardware.name}")
         print(f"{'tokens per step, GPUs:':<24}" + "".join(f"{n:>7}" for n in gpus))
-        for tokens in (1e6, 4e6, 16e6):
-            cells = "".join(f"{efficiency(hardware, n, 8e9, tokens):>7.0%}" for n in gpus)
-            print(f"{tokens / 1e6:>6.0f} million{cells:>{10 + 7 * len(gpus)}}")
+        for name, hsdp in (("HSDP", True), ("FSDP over all GPUs", False)):
+            print(name)
+            for tokens in (1e6, 4e6, 16e6):
+                shares = [efficiency(hardware, n, parameters, tokens, hsdp) for n in gpus]
+                cells = "".join(f"{share:>7.0%}" for share in shares)
+                print(f"{tokens / 1e6:>6.0f} million{cells:>{10 + 7 * len(gpus)}}")
 
 
 def print_published():
     print(f"\n{'Tokens per second and GPU':<28}{'GPUs':>11}{'published':>15}{'formula':>9}")
     for name, parameters, tokens, (few, many), (speed, published) in PUBLISHED:
-        ratio = efficiency(H100, many, parameters, tokens * many)
-        ratio /= efficiency(H100, few, parameters, tokens * few)
+        ratio = efficiency(H100, many, parameters, tokens * many, hsdp=False)
+        ratio /= efficiency(H100, few, parameters, tokens * few, hsdp=False)
         cells = f"{few} to {many}".rjust(11) + f"{speed} to {published}".rjust(15)
         print(f"{name:<28}{cells}{speed * ratio:>9.0f} {speed * ratio / published - 1:+.0%}")
 

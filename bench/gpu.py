@@ -1,24 +1,24 @@
-"""How fast recipes/gpt.py trains on one GPU, beside nanoGPT's loop on the same model: make gpu
+"""How fast gpt/pretrain.py trains on one GPU, beside nanoGPT's loop on the same model: make gpu
 
-First, the tests that need a GPU. Then each variant trains two epochs in a process of its own. The
-second epoch counts, since the first compiles and warms up; nothing is saved or evaluated.
+First, the tests that need a GPU. Then each variant trains two epochs in a process of its own, on as
+much of Python's own source code as they need. The second epoch counts, since the first compiles and
+warms up; nothing is saved or evaluated.
 """
 
 import argparse
-import math
 import os
-import random
 import re
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from recipes import gpt  # noqa: E402
+from gpt import pretrain  # noqa: E402
 
 # Dense bfloat16 TFLOP/s, from NVIDIA's data sheets (GeForce: the Ada whitepaper, with float32
 # accumulation). Most sheets print twice as much, "with sparsity".
@@ -36,34 +36,38 @@ PEAK_TFLOPS = {
     "L40S": 362,
 }
 VARIANTS = {
-    "recipes/gpt.py": ["gpu.py"],
-    "recipes/gpt.py --compile": ["gpu.py", "--compile"],
+    "gpt/pretrain.py": ["gpu.py"],
+    "gpt/pretrain.py --compile": ["gpu.py", "--compile"],
     "nanoGPT's loop": ["nanogpt_loop.py"],
     "nanoGPT's loop, compiled": ["nanogpt_loop.py", "--compile"],
 }
 BATCH_SIZES = [64, 32, 16, 8, 4, 2, 1]
-CONTEXT, STEPS = 1024, 20
+N_HEAD, N_EMBD, CONTEXT = 32, 2048, 1024
+STEPS = 20  # per epoch
+
+
+def log_throughput(trainer):
+    """Stands in for `Trainer._evaluate`."""
+    trainer._log(trainer._throughput())
+    trainer.tokens = 0
+    trainer.start_time = time.perf_counter()
 
 
 def train(args):
-    """Trains as recipes/gpt.py does, but without what is not measured: 14 GB to save, for one."""
-    gpt.Trainer._save_snapshot = lambda self: None
-    gpt.Trainer._evaluate = lambda self: math.nan
-    gpt.GPT.generate = lambda self, prompt, max_new_tokens: ""
-    gpt.main(0, args)
+    """Trains as gpt/pretrain.py does, but without what is not measured: 14 GB to save, for one."""
+    pretrain.Trainer._save_snapshot = lambda self: None
+    pretrain.Trainer._evaluate = log_throughput
+    pretrain.GPT.generate = lambda self, prompt, max_new_tokens: ""
+    pretrain.main(args)
     print(f"peak memory {torch.cuda.max_memory_allocated() / 1e9:.1f} GB")
 
 
-def text_options(folder, chunks, context):
-    """Returns --text with a file of random letters, unless the default text has `chunks`."""
-    default = Path(os.__file__).parent.glob("*.py")
-    if sum(len(gpt.TextDataset(path, context)) for path in default) >= chunks:
-        return []
-    print("Python's own source code is too short: training on random letters instead", flush=True)
-    path = folder / "letters.txt"
-    letters = random.Random(0).choices(b"abcdefghijklmnopqrstuvwxyz \n", k=chunks * context + 1)
-    path.write_bytes(bytes(letters))
-    return ["--text", str(path)]
+def write_text(path, chunks, context):
+    """Writes so many chunks of Python's own source code, over and over if it is too short."""
+    files = sorted(Path(os.__file__).parent.glob("*.py"))
+    source_code = b"".join(file.read_bytes() for file in files)
+    size = chunks * context + 1
+    path.write_bytes((source_code * (size // len(source_code) + 1))[:size])
 
 
 def run(command):
@@ -76,10 +80,16 @@ def run(command):
     sys.exit(f"{result.stdout}\nfailed: {' '.join(command)}")
 
 
-def benchmark(variants, options, batch_sizes):
-    """Yields the rows of the table. A variant starts with the batch size of the one before it."""
+def benchmark(variants, options, batch_sizes, context, folder):
+    """Yields the rows of the table. A variant starts with the batch size of the one before it.
+
+    In `folder`, it writes a text of `STEPS` batches.
+    """
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=1"]
     sizes = list(batch_sizes)
+    text = folder / "text"
+    options = [*options, "--context", str(context), "--text", str(text)]
+    options += ["--snapshot_path", str(folder / "none.pt")]
     for name, (script, *flags) in variants.items():
         command = [*torchrun, str(ROOT / "bench" / script), "2", "1", *flags, *options]
         output = None
@@ -87,6 +97,7 @@ def benchmark(variants, options, batch_sizes):
             if not sizes:
                 sys.exit("a batch of one does not fit in memory: try make gpu LAYERS=12")
             print(f"{name}, batch size {sizes[0]} …", flush=True)
+            write_text(text, pretrain.VAL_CHUNKS + STEPS * sizes[0], context)
             output = run([*command, "--batch_size", str(sizes[0])])
             if output is None:
                 print(f"out of memory with a batch size of {sizes.pop(0)}", flush=True)
@@ -121,18 +132,16 @@ def main():
     if torch.cuda.device_count() > 1:
         print(f"of {torch.cuda.device_count()} GPUs, the benchmark uses the first", flush=True)
     tests = subprocess.run([sys.executable, "-m", "pytest", "-n", "0", "-m", "gpu"], cwd=ROOT)
-    options = f"--layers {args.layers} --heads 32 --context {CONTEXT} --learning_rate 3e-4"
-    options += f" --steps_per_epoch {STEPS} --peak_tflops {peak_tflops}"
+    options = f"--n_layer {args.layers} --n_head {N_HEAD} --n_embd {N_EMBD}"
+    options += f" --learning_rate 3e-4 --peak_tflops {peak_tflops}"
     with tempfile.TemporaryDirectory() as folder:
-        text = text_options(Path(folder), gpt.VAL_CHUNKS + BATCH_SIZES[0] * STEPS, CONTEXT)
-        snapshot = ["--snapshot_path", os.path.join(folder, "none.pt")]
-        rows = list(benchmark(VARIANTS, [*options.split(), *text, *snapshot], BATCH_SIZES))
+        rows = list(benchmark(VARIANTS, options.split(), BATCH_SIZES, CONTEXT, Path(folder)))
     print(report(device, rows))
     sys.exit(tests.returncode)
 
 
 if __name__ == "__main__":
     if "LOCAL_RANK" in os.environ:  # started by `benchmark`
-        train(gpt.parse_args())
+        train(pretrain.parse_args())
     else:
         main()

@@ -3,7 +3,7 @@
     torchrun --standalone --nproc_per_node=2 bench/measure.py
 
 Prints the time of all-reduces of several sizes, with the bandwidths that nccl-tests define, and how
-long a step of the model of recipes/gpt.py takes, with and without its all-reduce. --json keeps the
+long a step of the model of gpt/pretrain.py takes, with and without its all-reduce. --json keeps the
 figures; --trace profiles some steps, and keeps a trace for chrome://tracing or ui.perfetto.dev.
 """
 
@@ -26,11 +26,12 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 from torch.utils.data import DataLoader, RandomSampler
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from recipes.gpt import GPT, TextDataset, configure_optimizer
+from gpt.pretrain import GPT, TextDataset, configure_optimizer, next_byte_loss
 
 SIZES = [2**n for n in (10, 14, 18, 20, 22)]  # bytes
 GPU_SIZES = [*SIZES, 2**25, 2**28, 2**30]
-LAYERS, CONTEXT = 4, 64
+N_LAYER, CONTEXT = 4, 64
+HEAD_SIZE = 64
 PHASES = ["data", "forward", "backward", "optimizer"]
 PROFILED_STEPS = 5
 
@@ -66,21 +67,22 @@ def bus_bandwidth(size, seconds, ranks):
 
 
 class Training:
-    """Steps of a GPT with `heads` heads, by DDP, on batches of `batch_size` chunks of text."""
+    """Steps of a GPT with `n_head` heads, by DDP, on batches of `batch_size` chunks of text."""
 
-    def __init__(self, heads, batch_size, device):
+    def __init__(self, n_head, batch_size, device):
         torch.manual_seed(0)
         dataset = TextDataset(Path(statistics.__file__), CONTEXT)  # any text
-        self.name = f"{heads} heads, {batch_size} chunks per rank"
+        self.name = f"{n_head} heads, {batch_size} chunks per rank"
         self.profiled = False
         self.device = device
         sampler = RandomSampler(dataset, replacement=True, num_samples=10**6)
         self.batches = iter(DataLoader(dataset, batch_size, sampler=sampler))
-        model = GPT(LAYERS, heads, CONTEXT).to(device)
+        n_embd = n_head * HEAD_SIZE
+        model = GPT(N_LAYER, n_head, n_embd, CONTEXT, recompute=False).to(device)
+        model.init_weights(seed=0)
         self.gradient_bytes = 4 * sum(p.numel() for p in model.parameters())
         self.optimizer = configure_optimizer(model, 1e-3)
         self.model = nn.parallel.DistributedDataParallel(model)
-        self.loss_fn = nn.CrossEntropyLoss()
 
     def run_step(self, all_reduce=True):
         with contextlib.nullcontext() if all_reduce else self.model.no_sync():
@@ -89,7 +91,7 @@ class Training:
                 inputs, targets = inputs.to(self.device), targets.to(self.device)
             self.optimizer.zero_grad()
             with self.phase("forward"):
-                loss = self.loss_fn(self.model(inputs).flatten(0, 1), targets.flatten())
+                loss = next_byte_loss(self.model(inputs), targets)
             with self.phase("backward"):
                 loss.backward()
             with self.phase("optimizer"):
@@ -146,13 +148,13 @@ def measure(args, device):
     figures = {"ranks": dist.get_world_size(), "all_reduce": {}, "trainings": []}
     for size in args.sizes:
         figures["all_reduce"][size] = measure_all_reduce(size, args.repetitions, device)
-    for heads, batch_size in itertools.product(args.heads, args.batch_size):
-        training = Training(heads, batch_size, device)
+    for n_head, batch_size in itertools.product(args.n_head, args.batch_size):
+        training = Training(n_head, batch_size, device)
         figures["trainings"].append(training.measure(args.repetitions))
     if args.trace:
         trace = args.trace if dist.get_rank() == 0 else None
         figures["phases"] = profile_phases(
-            Training(args.heads[0], args.batch_size[0], device), trace
+            Training(args.n_head[0], args.batch_size[0], device), trace
         )
     return figures
 
@@ -180,21 +182,23 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     sizes = GPU_SIZES if torch.cuda.is_available() else SIZES
     parser.add_argument("--sizes", type=int, nargs="*", default=sizes, help="of all-reduces, bytes")
-    parser.add_argument("--heads", type=int, nargs="+", default=[2], help="sizes of models")
+    parser.add_argument("--n_head", type=int, nargs="+", default=[2], help="sizes of models")
     parser.add_argument("--batch_size", type=int, nargs="+", default=[32], help="per rank")
     parser.add_argument("--repetitions", type=int, default=10)
     parser.add_argument("--json")
     parser.add_argument("--trace")
     args = parser.parse_args()
-    if min(args.repetitions, *args.heads, *args.batch_size) < 1:
-        parser.error("--repetitions, --heads and --batch_size must be 1 or more")
+    if min(args.repetitions, *args.n_head, *args.batch_size) < 1:
+        parser.error("--repetitions, --n_head and --batch_size must be 1 or more")
     if "LOCAL_RANK" not in os.environ:
         parser.error("start this script with torchrun, as its first lines show")
-    device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    dist.init_process_group()
+        dist.init_process_group("nccl", device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
     figures = measure(args, device)
     if dist.get_rank() == 0:
         report(figures)

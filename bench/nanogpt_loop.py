@@ -1,4 +1,4 @@
-"""nanoGPT's training loop on one GPU, with the model and the arguments of recipes/gpt.py
+"""nanoGPT's training loop on one GPU, with the model and the arguments of gpt/pretrain.py
 
 Written after train.py of https://github.com/karpathy/nanoGPT, to compare the speed: make gpu. Its
 batches are random pieces of a text in memory, and there is no DDP. The model is not GPT-2's.
@@ -9,11 +9,10 @@ import time
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from recipes import gpt
+from gpt import pretrain
 
 
 def get_batch(text, args, device):
@@ -27,7 +26,7 @@ def get_batch(text, args, device):
 
 
 def compute_loss(model, inputs, targets):
-    return F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+    return pretrain.next_byte_loss(model(inputs), targets)
 
 
 def update(model, loss, optimizer):
@@ -45,25 +44,27 @@ def train(args):
     torch.set_float32_matmul_precision("high")
     text = bytearray(b"".join(path.read_bytes() for path in args.text))
     text = torch.frombuffer(text, dtype=torch.uint8)
-    model = gpt.GPT(args.layers, args.heads, args.context).to(device)
+    steps_per_epoch = (len(text) // args.context - pretrain.VAL_CHUNKS) // args.batch_size
+    model = pretrain.GPT(args.n_layer, args.n_head, args.n_embd, args.context, recompute=False)
+    model.to(device)
     model.init_weights(args.seed)
-    optimizer = gpt.configure_optimizer(model, args.learning_rate)
+    optimizer = pretrain.configure_optimizer(model, args.learning_rate)
     loss_fn = torch.compile(compute_loss) if args.compile else compute_loss
     inputs, targets = get_batch(text, args, device)
     for _ in range(args.total_epochs):
         start_time = time.perf_counter()
-        for _ in range(args.steps_per_epoch):
+        for _ in range(steps_per_epoch):
             with torch.autocast(device.type, torch.bfloat16, enabled=use_bfloat16):
                 loss = loss_fn(model, inputs, targets)
             inputs, targets = get_batch(text, args, device)  # while the GPU computes the loss
             update(model, loss, optimizer)
         loss.item()  # waits for the GPU
         seconds = time.perf_counter() - start_time
-        throughput = args.steps_per_epoch * args.batch_size * args.context / seconds
+        throughput = steps_per_epoch * args.batch_size * args.context / seconds
         mfu = throughput * model.flops_per_token / (args.peak_tflops * 1e12)
         print(f"loss {loss:.4g}, {throughput:,.0f} tokens/s, MFU {mfu:.1%}")
 
 
 if __name__ == "__main__":
-    train(gpt.parse_args())
+    train(pretrain.parse_args())
     print(f"peak memory {torch.cuda.max_memory_allocated() / 1e9:.1f} GB")

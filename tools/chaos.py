@@ -188,6 +188,10 @@ class ChaosRun:
             newest = max(saved, default=newest)
         return True
 
+    def settled(self):
+        """Returns whether the job runs, for Slurm, and no other job is left."""
+        return run("squeue", "--noheader", "--format=%i %T").split() == [self.job, "RUNNING"]
+
     def position(self):
         return "after epoch {}, sample {}".format(*[(0, 0), *self.positions()][-1])
 
@@ -201,7 +205,11 @@ class ChaosRun:
                 last_saved = time.monotonic()
             if time.monotonic() > last_saved + TIMEOUT_S:
                 print(run("squeue"), run("sinfo"), run("scontrol", "show", "job", self.job))
-                sys.exit(f"chaos: no new snapshot in {TIMEOUT_S} s: see {self.log}")
+                sys.exit(
+                    f"chaos: no new snapshot in {TIMEOUT_S} s: see {self.log}\n"
+                    "If the job is PENDING while all nodes are idle, Slurm 22.05 has lost its GPUs,"
+                    " as it does if a node of the job fails soon after or before a requeue"
+                )
             time.sleep(0.2)
 
     def inject_faults(self):
@@ -219,6 +227,8 @@ class ChaosRun:
             self.wait(lambda moment=moment: time.monotonic() > moment)
             fault = FAULT_TYPES[fault_types.pop()]
             node = rng.choice(NODES)
+            if fault is long_power_cut:  # soon after a requeue, it makes Slurm 22.05 lose GPUs, too
+                self.wait(self.settled)
             if not self.running():
                 break
             self.log_event(f"{node}: {fault.__doc__}, {self.position()}")

@@ -19,7 +19,7 @@ END = "<!-- [[[end]]] -->"
 MIN_WORDS = 5  # of prose for each block under a heading
 WORDS_PER_MINUTE = 200
 MAX_MINUTES = 8  # to read any page
-MAX_STAGE_MINUTES = 25  # to read those of the five stages
+MAX_STAGE_MINUTES = 25  # to read those of the stages
 STAGES = [STEPS[0].base, *(step.file for step in STEPS)]
 
 
@@ -36,7 +36,7 @@ def parse(page):
     section, start, lines = 0, None, page.read_text().splitlines()
     code = False
     for number, line in enumerate(lines, 1):
-        where = f"{page.parent.name}/{page.name}:{number}"
+        where = f"{page.relative_to(ROOT)}:{number}"
         if found := COG.fullmatch(line):
             start = number
             blocks.append(Block(where, found.groups(), section, ""))
@@ -95,7 +95,8 @@ def check_page(page):
             problems.append(f"{found.where}: no prose beside {found.unit[1]} of {found.unit[0]}")
     words = prose.total()
     if minutes(words) > MAX_MINUTES:
-        problems.append(f"{page.name}: {minutes(words):.1f} minutes to read, of {MAX_MINUTES}")
+        name = page.relative_to(ROOT)
+        problems.append(f"{name}: {minutes(words):.1f} minutes to read, of {MAX_MINUTES}")
     return blocks, words, problems
 
 
@@ -109,8 +110,8 @@ def diff_lines(step):
 def check(docs):
     """Returns the problems of all pages, and a line each on what there is."""
     problems, blocks, words = [], [], {}
-    for page in sorted(docs.glob("*.md")):
-        found, words[page.stem], wrong = check_page(page)
+    for page in sorted(docs.rglob("*.md")):
+        found, words[str(page.relative_to(docs))], wrong = check_page(page)
         blocks += found
         problems += wrong
     problems += check_blocks(blocks)
@@ -128,14 +129,14 @@ def check(docs):
         problems += [f"{step.file}: on no page: {line}" for line in missing]
         changed += len(lines)
         shown += len(lines) - len(missing)
-    stages = sum(words.get(Path(stage).stem, 0) for stage in STAGES)
+    stages = sum(words.get(f"{Path(stage).stem}.md", 0) for stage in STAGES)
     if minutes(stages) > MAX_STAGE_MINUTES:
         problems.append(f"the stages' pages: {minutes(stages):.1f} minutes, of {MAX_STAGE_MINUTES}")
     slowest = max(words, key=words.get)
     return problems, [
         f"{shown} of {changed} changed lines of {len(ALL)} steps are explained",
         f"{minutes(stages):.1f} minutes to read the stages' pages, code left out; the longest of "
-        f"{len(words)} pages is {slowest}.md with {minutes(words[slowest]):.1f}",
+        f"{len(words)} pages is {slowest} with {minutes(words[slowest]):.1f}",
     ]
 
 

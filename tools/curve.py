@@ -24,8 +24,9 @@ def parse(log):
             if world_size:  # a world's first snapshot tells where it starts
                 worlds.append((epochs, world_size))
                 world_size = None
-            if int(found[1]) > (losses[-1][0] if losses else 0):  # its last complete epoch's loss
-                losses.append((int(found[1]), float(found[3])))
+            # That of a snapshot within an epoch is the mean of the epoch so far.
+            if epochs.is_integer() and epochs > (losses[-1][0] if losses else 0):
+                losses.append((epochs, float(found[3])))
     return losses, worlds
 
 

@@ -1,8 +1,8 @@
 """Trains with every stage in turn, each with its snapshot in runs/, and sums up in a table.
 
-Every command is shown as one would type it; multinode.py runs as two "nodes" with their rendezvous
-on localhost, and elastic_ddp.py as three, of which one is killed on the way. Ports are picked free.
---no-slurm leaves out the job on a pocket cluster at the end.
+Every command is shown as one would type it; multinode.py and preemptible.py run as two "nodes" with
+their rendezvous on localhost, and elastic_ddp.py as three, of which one is killed on the way. Ports
+are picked free. --no-slurm leaves out the job on a pocket cluster at the end.
 """
 
 import os
