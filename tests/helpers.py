@@ -3,6 +3,7 @@
 import contextlib
 import multiprocessing
 import os
+import random
 import re
 import shlex
 import shutil
@@ -10,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from pathlib import Path
@@ -24,6 +26,7 @@ import singlegpu
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = [STEPS[0].base, *(step.file for step in STEPS)]
+SCRIPT_PATH = r"((recipes|gpt)/)?\w+\.py"
 TIMEOUT_S = 180  # of any one wait: several times what it takes on a busy laptop
 
 MISSING = [
@@ -71,7 +74,7 @@ sys.modules["script"] = script
 spec.loader.exec_module(script)
 {setup}
 if __name__ == "__main__":
-    script.main(int(os.environ["LOCAL_RANK"]), script.parse_args())
+    script.main(script.parse_args())
 """
 
 
@@ -97,7 +100,7 @@ class Job:
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 # The scripts are named in the commands as a reader names them, from the root.
-                re.sub(r"(?<=\s)((recipes/)?\w+\.py)\b", rf"{shlex.quote(str(ROOT))}/\1", command),
+                re.sub(rf"(?<=\s)({SCRIPT_PATH})\b", rf"{shlex.quote(str(ROOT))}/\1", command),
                 shell=True,
                 cwd=folder,
                 env=environment() | variables,
@@ -140,7 +143,7 @@ class Job:
         lines = self.output.splitlines()
         assert any(all(word in line for word in words) for line in lines), self.output
         # torchrun prints a traceback of its own; none may come from a script.
-        assert not re.search(rf'File "{ROOT}/(recipes/)?\w+\.py", line', self.output), self.output
+        assert not re.search(rf'File "{ROOT}/{SCRIPT_PATH}", line', self.output), self.output
 
     def workers(self):
         """Returns the process ids of the ranks that this torchrun has started, by local rank."""
@@ -207,6 +210,7 @@ class Ranks(Job):
                 "WORLD_SIZE": str(len(folders)),
                 "LOCAL_RANK": str(local_rank),
                 "LOCAL_WORLD_SIZE": str(folders.count(folder)),
+                "GROUP_WORLD_SIZE": str(len(set(folders))),
                 "GROUP_RANK": str(len(set(folders[:rank])) - (local_rank > 0)),
             }
             folder.mkdir(exist_ok=True)
@@ -309,8 +313,8 @@ def memory(field):
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith(field))
 
 init_process_group = script.dist.init_process_group
-def init_and_measure(backend):
-    init_process_group(backend)
+def init_and_measure(*args, **options):
+    init_process_group(*args, **options)
     script.start = memory("VmRSS:")
 script.dist.init_process_group = init_and_measure
 destroy_process_group = script.dist.destroy_process_group
@@ -320,6 +324,80 @@ def measure_and_destroy():
 script.dist.destroy_process_group = measure_and_destroy
 script.Trainer._save_snapshot = lambda self: None
 """
+
+# For `patched`: kills every rank, or the one named, before a step that is counted over all epochs.
+KILL = """
+live_run_batch = script.Trainer._run_batch
+def run_batch_or_die(self, inputs, targets):
+    step = self.epochs_run * len(self.train_loader) + -(-self.samples_run // 64)
+    if step == int(os.environ.get("KILL_BEFORE_STEP", -1)):
+        if os.environ.get("KILL_RANK") in (None, os.environ["RANK"]):
+            os.kill(os.getpid(), 9)
+    live_run_batch(self, inputs, targets)
+script.Trainer._run_batch = run_batch_or_die
+"""
+DROPOUT = """
+class Model(script.ToyModel):
+    def __init__(self):
+        super().__init__()
+        self.relu = nn.Sequential(nn.ReLU(), nn.Dropout(0.1))
+script.ToyModel = Model
+"""
+# Logs the loss of each snapshot in full; the script logs four digits of it.
+LOG_LOSSES = """
+save_snapshot = script.Trainer._save_snapshot
+def save_and_log_loss(self):
+    save_snapshot(self)
+    self._log(f"at {self.epochs_run} + {self.samples_run} the loss is {self.loss!r}")
+script.Trainer._save_snapshot = save_and_log_loss
+"""
+
+
+def logged_losses(output):
+    """Returns what `LOG_LOSSES` has logged, by position."""
+    found = re.findall(r"at (\d+) \+ (\d+) the loss is (\S+)", output)
+    return {(int(epochs), int(samples)): float(loss) for epochs, samples, loss in found}
+
+
+# For `patched`, with the files of gpt/: less to validate on, and less to generate.
+VAL_CHUNKS = 8
+SHORT_GPT = f"""
+script.VAL_CHUNKS = {VAL_CHUNKS}
+generate = script.GPT.generate
+script.GPT.generate = lambda self, prompt, max_new_tokens: generate(self, prompt, 4)
+"""
+# Sends every rank the signal SIGNAL at SIGNAL_AT, a number of epochs and one of samples.
+SIGNAL = """
+undisturbed_run_batch = script.Trainer._run_batch
+def run_batch_after_signal(self, inputs, targets):
+    if os.environ.get("SIGNAL_AT") == f"{self.epochs_run} {self.samples_run}":
+        os.kill(os.getpid(), int(os.environ["SIGNAL"]))
+    undisturbed_run_batch(self, inputs, targets)
+script.Trainer._run_batch = run_batch_after_signal
+"""
+# DDP's mean of the gradients and local SGD's of the weights are the same for a linear optimizer;
+# and AdamW and clipping would hide a constant factor.
+PLAIN_SGD = """
+script.configure_optimizer = lambda model, lr: torch.optim.SGD(model.parameters(), lr, momentum=0.9)
+nn.utils.clip_grad_norm_ = lambda parameters, max_norm, **options: None
+"""
+
+
+def write_text(path, chunks, context):
+    """Writes so many chunks of random letters."""
+    letters = random.Random(0).choices(b"abcdefgh", k=chunks * context + 1)
+    path.write_bytes(bytes(letters))
+
+
+def load_gpt(path):
+    """Returns a snapshot of gpt/ as whole tensors: of a file, or the last one in a folder."""
+    if path.is_file():
+        return load(path)
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save  # takes a second
+
+    with tempfile.NamedTemporaryFile() as file:
+        dcp_to_torch_save(max(path.glob("epoch_[0-9]*/.metadata")).parent, file.name)
+        return torch.load(file.name, weights_only=False)
 
 
 def load(path):
@@ -357,6 +435,21 @@ def weights_and_momentum(path):
     snapshot = load(path)
     momentum = [state["momentum_buffer"] for state in snapshot["optimizer"]["state"].values()]
     return list(snapshot["model"].values()), momentum
+
+
+def position(path):
+    """Returns how many epochs, and samples of the next one, are trained in a snapshot."""
+    snapshot = load(path)
+    return snapshot["epochs_run"], snapshot["samples_run"]
+
+
+def assert_equal(one, other):
+    """Asserts that two snapshots have the same weights, momentum and position, bit for bit."""
+    for tensors, others in zip(weights_and_momentum(one), weights_and_momentum(other), strict=True):
+        assert all(map(torch.equal, tensors, others))
+    assert position(one) == position(other)
+    # A resumed run adds the same numbers in another order.
+    assert load(one)["loss"] == pytest.approx(load(other)["loss"], rel=1e-6)
 
 
 def max_abs_diff(results, others):

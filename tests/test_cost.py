@@ -47,6 +47,21 @@ def test_efficiency_falls_with_the_share_of_each_gpu():
     assert 0.3 < same[1] < same[0] < 1.05 * same[1]
 
 
+def test_all_gather_and_reduce_scatter_are_an_all_reduce():
+    seconds = formula.ring(formula.H100._replace(nvlink_latency=0.0), 8, 1e9)
+    assert 2 * seconds == pytest.approx(formula.all_reduce(8, 1e9, 0.0, 450e9))
+
+
+def test_latency_limits_fsdp_over_all_gpus():
+    """As docs/large_clusters.md says: Llama 3 8B on 2,048 GPUs, with 4 million tokens per step."""
+    assert 3 * formula.ring(formula.H100, 2048, 0.0) == pytest.approx(0.44, abs=0.005)
+    hsdp, fsdp = (formula.efficiency(formula.H100, 2048, 8e9, 4e6, hsdp) for hsdp in (True, False))
+    assert hsdp == pytest.approx(0.98, abs=0.005)
+    assert fsdp == pytest.approx(0.40, abs=0.005)
+    without_latency = formula.H100._replace(nvlink_latency=0.0, network_latency=0.0)
+    assert formula.efficiency(without_latency, 2048, 8e9, 4e6, hsdp=False) > 0.97
+
+
 def test_figure_of_large_clusters_is_current(tmp_path, monkeypatch):
     monkeypatch.setattr(cost, "OUT", tmp_path)
     cost.draw_clusters()

@@ -109,7 +109,7 @@ STALE = r"docs/multigpu\.md:\d+: __main__ of multigpu\.py is stale: run make doc
         pytest.param("multigpu.py", replace("localhost", "127.0.0.1"), STALE, id="line changed"),
         pytest.param(
             "multigpu.py",
-            lambda text: re.sub(r"(    args = .*\n)(    world_size = .*\n)", r"\2\1", text),
+            lambda text: re.sub(r"(    os.environ.update.*\n)(    mp.spawn.*\n)", r"\2\1", text),
             STALE,
             id="line moved",
         ),
@@ -130,6 +130,12 @@ STALE = r"docs/multigpu\.md:\d+: __main__ of multigpu\.py is stale: run make doc
             replace("+    os.environ.update(MASTER", "+    os.environ.update(MAIN"),
             STALE,
             id="block edited",
+        ),
+        pytest.param(
+            "docs/gpt/gpt.md",
+            replace("+def next_byte_loss", "+def other_loss"),
+            r"docs/gpt/gpt\.md:\d+: next_byte_loss of gpt/gpt\.py is stale",
+            id="block of a page in a folder edited",
         ),
         pytest.param(
             "docs/multigpu.md",
@@ -164,7 +170,7 @@ STALE = r"docs/multigpu\.md:\d+: __main__ of multigpu\.py is stale: run make doc
         pytest.param(
             "docs/index.md",
             lambda text: text + "word " * 1700,
-            r"index\.md: \d+\.\d minutes to read, of 8",
+            r"docs/index\.md: \d+\.\d minutes to read, of 8",
             id="too long",
         ),
     ],
@@ -257,8 +263,8 @@ def test_site_in_a_browser(site):
     from axe_core_python.sync_playwright import Axe
     from playwright.sync_api import sync_playwright
 
-    problems, pages = [], sorted(path.name for path in site.glob("*.html"))
-    assert len(pages) == len(list((ROOT / "docs").glob("*.md"))) + 1  # and 404.html
+    problems, pages = [], sorted(str(path.relative_to(site)) for path in site.rglob("*.html"))
+    assert len(pages) == len(list((ROOT / "docs").rglob("*.md"))) + 1  # and 404.html
     brief = {"resultTypes": ["violations"]}  # not all that is well
     with served(site) as address, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])

@@ -1,25 +1,32 @@
-"""make gpu, on a small model and the CPU: all but the GPU itself."""
+"""make gpu and bench/measure.py, on a small model and the CPU: all but the GPU itself."""
 
+import contextlib
 import itertools
+import json
+import re
 import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from helpers import ROOT
-from torch import nn
 
 sys.path.insert(0, str(ROOT / "bench"))
 import gpu
+import measure
 import nanogpt_loop
 
-from recipes import gpt
+from gpt import pretrain
 
-LAYERS, HEADS, CONTEXT = 1, 1, 64
-SMALL = (
-    f"--layers {LAYERS} --heads {HEADS} --context {CONTEXT} --steps_per_epoch 2 "
-    "--peak_tflops 0.01 --snapshot_path none.pt"
-).split()
+N_LAYER, N_HEAD, N_EMBD, CONTEXT = 1, 1, 64, 64
+SMALL = f"--n_layer {N_LAYER} --n_head {N_HEAD} --n_embd {N_EMBD} --peak_tflops 0.01".split()
+
+
+def small_model():
+    model = pretrain.GPT(N_LAYER, N_HEAD, N_EMBD, CONTEXT, recompute=False)
+    model.init_weights(seed=0)
+    return model
 
 
 def test_table(tmp_path, monkeypatch):
@@ -33,23 +40,27 @@ def test_table(tmp_path, monkeypatch):
         return outputs[-1]
 
     monkeypatch.setattr(gpu, "run", recorded)
+    monkeypatch.setattr(gpu, "STEPS", 2)
     variants = {name: command for name, command in gpu.VARIANTS.items() if len(command) == 1}
-    table = gpu.report("H200", gpu.benchmark(variants, SMALL, [2])).splitlines()
+    table = gpu.report("H200", gpu.benchmark(variants, SMALL, [2], CONTEXT, tmp_path)).splitlines()
     assert table[0].startswith("| H200, torch 2.")
-    flops_per_token = gpt.GPT(LAYERS, HEADS, CONTEXT).flops_per_token
+    flops_per_token = small_model().flops_per_token
     for name, output, row in zip(variants, outputs, table[2:], strict=True):
         assert output.count("tokens/s") == 2  # an epoch to warm up, and the one that counts
         _, first, batch_size, throughput, mfu, memory, _ = row.split("|")
         assert (first.strip(), batch_size.strip(), memory.strip()) == (name, "2", "0.0 GB")
-        assert output.rpartition(" tokens/s")[0].endswith(throughput.rstrip())
+        assert re.findall(r"(\S+) tokens/s", output)[-1] == throughput.strip()
         tokens_per_second = float(throughput.replace(",", ""))
         expected = 100 * tokens_per_second * flops_per_token / 0.01e12
         assert float(mfu.rstrip("% ")) == pytest.approx(expected, abs=0.06)
-    assert not list(tmp_path.iterdir())  # no snapshot
+    assert [path.name for path in tmp_path.iterdir()] == ["text"]  # no snapshot
+    chunks = len(pretrain.TextDataset(tmp_path / "text", CONTEXT))
+    assert chunks == pretrain.VAL_CHUNKS + 2 * 2  # steps x batch size
 
 
-def test_each_variant_trains_with_the_largest_batch_that_fits(monkeypatch, capsys):
+def test_each_variant_trains_with_the_largest_batch_that_fits(tmp_path, monkeypatch, capsys):
     tried = []
+    batch_sizes = [64, 32, 16, 8]
 
     def run(command):
         tried.append(int(command[-1]))
@@ -58,12 +69,13 @@ def test_each_variant_trains_with_the_largest_batch_that_fits(monkeypatch, capsy
         return "9 tokens/s, MFU 1%\n1,234 tokens/s, MFU 51.2%\npeak memory 70.1 GB\n"
 
     monkeypatch.setattr(gpu, "run", run)
-    rows = list(gpu.benchmark(dict(itertools.islice(gpu.VARIANTS.items(), 2)), [], [64, 32, 16, 8]))
+    variants = dict(itertools.islice(gpu.VARIANTS.items(), 2))
+    rows = list(gpu.benchmark(variants, [], batch_sizes, CONTEXT, tmp_path))
     assert tried == [64, 32, 16, 16]
-    assert rows[0] == "| recipes/gpt.py | 16 | 1,234 | 51.2 % | 70.1 GB |"
+    assert rows[0] == "| gpt/pretrain.py | 16 | 1,234 | 51.2 % | 70.1 GB |"
     assert capsys.readouterr().out.count("out of memory") == 2
     with pytest.raises(SystemExit, match="LAYERS"):
-        list(gpu.benchmark(gpu.VARIANTS, [], [32]))
+        list(gpu.benchmark(gpu.VARIANTS, [], [32], CONTEXT, tmp_path))
 
 
 def test_failures():
@@ -78,39 +90,77 @@ def test_failures():
         gpu.run([sys.executable, "-c", "raise RuntimeError('a broken driver')"])
 
 
-def test_steps_are_those_of_gpt():
-    """From the same weights and batches, nanoGPT's step has the losses and weights of gpt.py's."""
-    models = [gpt.GPT(LAYERS, HEADS, CONTEXT) for _ in range(2)]
-    for model in models:
-        model.init_weights(seed=0)
-    optimizers = [gpt.configure_optimizer(model, 1e-3) for model in models]
+def test_steps_are_those_of_pretrain(tmp_path, monkeypatch):
+    """From the same weights and batches, nanoGPT's step has the losses and weights of ours."""
+    done = SimpleNamespace(wait=lambda: None)
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor, async_op: done)  # one rank, no group
+    monkeypatch.setattr(dist, "get_world_size", lambda: 1)
+    models = [small_model() for _ in range(2)]
+    optimizers = [pretrain.configure_optimizer(model, 1e-3) for model in models]
     trainer = SimpleNamespace(
         model=models[0],
         optimizer=optimizers[0],
-        loss_fn=nn.CrossEntropyLoss(),
-        device=torch.device("cpu"),
-        use_bfloat16=False,
+        loss_fn=pretrain.next_byte_loss,
+        autocast=contextlib.nullcontext(),
+        total_loss=torch.zeros(()),
+        samples_run=0,
+        tokens=0,
+        _learning_rate=lambda: 1e-3,
     )
     text = torch.randint(256, (10_000,), dtype=torch.uint8)
     args = SimpleNamespace(batch_size=4, context=CONTEXT)
     for _ in range(5):
-        inputs, targets = nanogpt_loop.get_batch(text, args, trainer.device)
+        inputs, targets = nanogpt_loop.get_batch(text, args, torch.device("cpu"))
         assert torch.equal(inputs[:, 1:], targets[:, :-1])
-        expected = gpt.Trainer._run_batch(trainer, inputs, targets)
+        trainer.total_loss.zero_()
+        pretrain.Trainer._run_batch(trainer, inputs, targets)
         loss = nanogpt_loop.compute_loss(models[1], inputs, targets)
-        assert loss.detach() == expected
+        assert loss.detach() == trainer.total_loss / len(inputs)
         nanogpt_loop.update(models[1], loss, optimizers[1])
     for weights, expected in zip(*(model.parameters() for model in models[::-1]), strict=True):
         assert torch.equal(weights, expected)
 
 
-def test_text_is_long_enough(tmp_path, capsys):
-    """Python's own source code is, for the default; where it is not, letters take its place."""
-    enough = gpt.VAL_CHUNKS + gpu.BATCH_SIZES[0] * gpu.STEPS
-    assert gpu.text_options(tmp_path, enough, gpu.CONTEXT) == []
-    option, path = gpu.text_options(tmp_path, 10**5, CONTEXT)
-    assert option == "--text" and len(gpt.TextDataset(tmp_path / path, CONTEXT)) == 10**5
-    assert "too short" in capsys.readouterr().out
+def test_text_is_long_enough(tmp_path):
+    """Python's own source code is, and otherwise is repeated."""
+    for chunks in (3, 10**5):
+        gpu.write_text(tmp_path / "text", chunks, gpu.CONTEXT // 8)
+        assert len(pretrain.TextDataset(tmp_path / "text", gpu.CONTEXT // 8)) == chunks
+
+
+def test_backend_of_measure(monkeypatch):
+    """torch's own choice would be NCCL wherever it is built with CUDA, without any GPU."""
+    calls = []
+
+    def init_process_group(*args, **options):
+        calls.append((args, options))
+        raise InterruptedError
+
+    monkeypatch.setattr(dist, "init_process_group", init_process_group)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(sys, "argv", ["measure.py"])
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    for has_gpu in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda has_gpu=has_gpu: has_gpu)
+        with pytest.raises(InterruptedError):
+            measure.main()
+    assert calls == [(("gloo",), {}), (("nccl",), {"device_id": torch.device("cuda", 1)})]
+
+
+def test_measure(shell):
+    """On two ranks: it prints and keeps figures, and a trace."""
+    options = "--sizes 1024 --repetitions 1 --batch_size 2 --json figures.json --trace trace.json"
+    output = shell.ranks(f"bench/measure.py {options}", 2).succeeds()
+    figures = json.loads((shell.folder / "figures.json").read_text())
+    assert figures["ranks"] == 2 and figures["all_reduce"]["1024"] > 0
+    (training,) = figures["trainings"]
+    assert training["gradient_bytes"] == 4 * sum(
+        p.numel() for p in pretrain.GPT(4, 2, 128, 64, recompute=False).parameters()
+    )
+    assert "2 heads, 2 chunks per rank, 3.4 MB of gradients: " in output
+    assert set(figures["phases"]) == {*measure.PHASES, "all-reduce wait"}
+    assert (shell.folder / "trace.json").stat().st_size > 0
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")

@@ -14,13 +14,13 @@ from helpers import ROOT, TIMEOUT_S, needs_slurm
 
 # Between a command that ends and the next prompt, the shell prints the command's exit status.
 PROMPT = re.compile(r"<status (\d+)>")
-SLURM_GPT = "sbatch slurm/multinode.sbatch recipes/gpt.py 50 10 --snapshot_path slurm_gpt.pt"
+TWO_RANKS = "torchrun --standalone --nproc_per_node=2"
 NUMBER = re.compile(r"\d+\.\d+(?:e-\d+)?")
 
 
 def pages():
     """Returns README and the pages in the order of the site."""
-    nav = re.findall(r"(\w+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    nav = re.findall(r" (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     return [ROOT / "README.md", *(ROOT / "docs" / name for name in nav)]
 
 
@@ -200,11 +200,19 @@ def by_hand(one, two, three):
 
     one.run("python multigpu.py 50 10 --snapshot_path multigpu.pt")
     one.shows_next()
-    one.run("sed 's/sampler=sampler/shuffle=True/; /set_epoch/d' multigpu.py > no_sampler.py")
-    one.run("python no_sampler.py 50 10 --snapshot_path no_sampler.pt")
+    one.run(
+        "sed 's/sampler=sampler/shuffle=True/; /set_epoch/d; /all_reduce/d;"
+        " s/total_size/num_samples/' multigpu.py > no_sampler.py"
+    )
+    one.run("python no_sampler.py 25 5 --snapshot_path no_sampler.pt")
     one.shows_next()
     one.run("python multigpu.py 50 10 --batch_size 16 --snapshot_path batch16.pt")
     one.shows_next()
+    one.run(
+        "python -c \"import torch; a, b = (torch.load(path)['model'] for path in"
+        " ('snapshot.pt', 'batch16.pt'));"
+        ' print(max((a[name] - b[name]).abs().max().item() for name in a))"'
+    )
 
     one.run("export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1")
     one.run(
@@ -218,7 +226,7 @@ def by_hand(one, two, three):
     )
     one.start(to_be_killed)
     one.sees("epoch 100 ")
-    two.run("pgrep -u $USER -f multigpu_torchrun.py", ("$USER", "$(id -u)"))
+    two.run("pgrep -f multigpu_torchrun.py")
     number = re.findall(r"^(\d+)\r?$", two.output, re.MULTILINE)[-1]
     two.run("kill -9 NUMBER", ("NUMBER", number))
     if one.sees(r"\d+ of 5000 epochs done|JSONDecodeError")[0] == "JSONDecodeError":
@@ -257,6 +265,7 @@ def by_hand(one, two, three):
         " sbatch slurm/multinode.sbatch 50 10 --snapshot_path multinode_job.pt"
     )
 
+    stopped_and_resumed(one)
     nodes = (one, two, three)
     for command in (
         ". .venv/bin/activate",
@@ -287,6 +296,45 @@ def by_hand(one, two, three):
         node.bash.sendintr()
     for node in nodes:
         node.prompt()
+
+
+def stopped_and_resumed(one):
+    """Stops stage 5 by Ctrl-C, by the signal of a time limit, and by a preemption."""
+    arguments = "preemptible.py 5000 1000 --save_every_steps 50"
+    one.start(f"{TWO_RANKS} {arguments} --snapshot_path preemptible.pt")
+    one.sees("saved preemptible.pt")
+    one.bash.sendintr()
+    one.sees("stopped by a signal")
+    one.prompt()
+    one.shows_next()
+    four_ranks = TWO_RANKS.replace("=2", "=4")
+    one.start(f"{four_ranks} {arguments} --batch_size 16 --snapshot_path preemptible.pt")
+    one.sees("saved preemptible.pt")
+    one.interrupt()
+    one.shows_next()
+
+    one.run("slurm/pocket-cluster -n 2")
+    submit = "--gpus-per-node=1 slurm/preemptible.sbatch 5000 1000 --snapshot_path"
+    one.run(f"sbatch {submit} limit.pt")
+    job = re.search(r"job (\d+)", one.output)[1]
+    one.start("tail -F preemptible-JOB.out", ("JOB", job), ("-F", "-n +1 -F"))
+    one.sees("saved limit.pt")
+    one.interrupt()
+    one.run("scancel --batch --signal=USR1 JOB", ("JOB", job))
+    one.run("squeue")
+    one.start("tail -F preemptible-JOB.out", ("JOB", job), ("-F", "-n +1 -F"))
+    one.sees("stopped by a signal")
+    one.sees(r"\d+ of 5000 epochs done")
+    one.interrupt()
+    one.shows_next()
+    one.run(f"sbatch --partition=grace {submit} grace.pt")
+    graced = re.findall(r"Submitted batch job (\d+)", one.output)[-1]
+    one.enter(f"tail -n +1 -F preemptible-{graced}.out")
+    one.sees("saved grace.pt")
+    one.interrupt()
+    one.run("sbatch --partition=urgent --exclusive --nodes=2 --wrap hostname")
+    one.run("squeue")
+    leave(one, job, graced)
 
 
 def on_slurm(one):
@@ -354,7 +402,7 @@ def on_slurm(one):
     job = trained(one, "multinode", "three_nodes.pt", "epoch 10 ")
     one.run("scancel JOB", ("JOB", job))
     one.run(
-        "srun --nodes=2 --gres=gpu:2 ./slurm/torchrun_script.sh multinode.py 50 10"
+        "srun --nodes=2 --gres=gpu:2 --cpus-per-gpu=4 ./slurm/torchrun_script.sh multinode.py 50 10"
         " --snapshot_path interactive.pt"
     )
     assert "epoch 50 " in one.output
@@ -386,61 +434,13 @@ def what_it_costs(one):
     one.shows_next()
 
 
-def over_a_slow_link(one):
-    """Fewer steps than on the pages: each takes two seconds."""
-    srun = "srun --nodes=2 --gres=gpu:1 ./slurm/torchrun_script.sh"
-    steps = ("--steps_per_epoch 20", "--steps_per_epoch 3")
-    for commands in (
-        (
-            f"{srun} recipes/gpt.py 1 1 --steps_per_epoch 20 --snapshot_path uncompressed.pt",
-            f"{srun} recipes/slow_network.py 1 1 --steps_per_epoch 20 --compress"
-            " --snapshot_path compressed.pt",
-        ),
-        (f"{srun} recipes/local_sgd.py 2 1 --steps_per_epoch 20 --snapshot_path local_sgd.pt",),
-    ):
-        one.run("slurm/pocket-cluster -n 2 -g 1 --bandwidth 20mbit")
-        one.run(". .venv/bin/activate")
-        for command in commands:
-            one.run(command, steps)
-            assert "tokens/s" in one.output
-            if command is commands[-1]:
-                one.run("exit")
-        for _ in commands:
-            one.reader.next("text")
-
-
-def within_an_epoch(one, recipe):
-    """Stops by Ctrl-C, and by the signal of a time limit; what follows resumes in mid-epoch."""
-    command = f"{recipe}/mid_epoch.py 5000 1000 --save_every_steps 50 --snapshot_path mid_epoch.pt"
-    one.start(command)
-    one.sees("saved mid_epoch.pt")
-    one.bash.sendintr()
-    one.sees("stopped by a signal")
-    one.prompt()
-    one.shows_next()
-    one.enter(command)
-    one.sees("resuming within epoch .* samples")
-    one.interrupt()
-    one.shows_next()
-    one.run("slurm/pocket-cluster -n 2")
-    submit = "sbatch --gpus-per-node=1 --signal=TERM@120"
-    script = "slurm/multinode.sbatch recipes/mid_epoch.py 5000 1000 --snapshot_path long.pt"
-    one.run(f"{submit} {script}")
-    job = trained(one, "multinode", "long.pt", "epoch ")
-    one.run(f"{submit} --dependency=afterany:JOB {script}", ("JOB", job))
-    next_job = re.findall(r"Submitted batch job (\d+)", one.output)[-1]
-    one.run("scancel --signal=TERM JOB", ("JOB", job))
-    one.enter(f"tail -n +1 -F multinode-{next_job}.out")
-    one.sees("resuming within epoch")
-    one.interrupt()
-    leave(one, next_job)
-
-
 def with_recipes(one, two):
-    """The recipes, and what "When it hangs" tells to type."""
-    recipe = "torchrun --standalone --nproc_per_node=2 recipes"
+    """The recipes."""
+    recipe = f"{TWO_RANKS} recipes"
     one.run(f"{recipe}/evaluate.py 50 10 --snapshot_path first_recipe.pt")
-    one.reader.next("sh", SLURM_GPT)  # test_failure_fails_the_job submits it
+    # test_failure_fails_the_job submits one.
+    submit = "sbatch slurm/multinode.sbatch recipes/evaluate.py 50 10"
+    one.reader.next("sh", f"{submit} --snapshot_path slurm_evaluate.pt")
     one.enter("cp multinode.py mine.py")
     one.prompt()
     one.run("git merge-file mine.py multinode.py recipes/evaluate.py")
@@ -453,38 +453,60 @@ def with_recipes(one, two):
     one.shows_next()
     two.shows_next()
     two.interrupt()
-    within_an_epoch(one, recipe)
     one.run(f"{recipe}/profiler.py 50 10 --snapshot_path profiled.pt")
     one.shows_next()
-    one.run("cp recipes/gpt.py gpt_profiled.py")
-    one.start("git merge-file gpt_profiled.py multinode.py recipes/profiler.py")
-    assert one.prompt() == 2  # conflicts
-    # Of the docstring, the first version is kept, and of the other conflict both.
-    one.enter(
-        "sed -i -e '1,20{/^<<<<<<< /d; /^=======$/,/^>>>>>>> /d}'"
-        " -e '/^<<<<<<< /d; /^=======$/d; /^>>>>>>> /d' gpt_profiled.py"
-    )
-    assert one.prompt() == 0
     one.run(
-        "torchrun --standalone --nproc_per_node=2 gpt_profiled.py 1 1 --steps_per_epoch 12"
-        " --snapshot_path gpt_profiled.pt"
+        "sed -e 's/nn.ReLU()/nn.Sequential(nn.Linear(10, 1000), WIDE, WIDE, nn.Linear(1000, 10))/'"
+        " -e 's/WIDE/nn.Linear(1000, 1000)/g' recipes/profiler.py > wide.py"
     )
-    assert "saving the trace gpt_profiled.pt.trace.json" in one.output
+    one.run(f"{TWO_RANKS} wide.py 1 1 --snapshot_path wide.pt")
+    assert "saving the trace wide.pt.trace.json" in one.output
     one.run(f"{recipe}/fsdp.py 50 10 --snapshot_path fsdp.pt")
     one.shows_next()
-    one.run(f"{recipe}/gpt.py 5 1 --snapshot_path gpt.pt", ("5 1", "1 1 --steps_per_epoch 5"))
-    one.reader.next("text")  # five epochs take minutes
-    one.run(f"{recipe}/gpt_fsdp.py 2 1 --steps_per_epoch 20 --snapshot_path gpt_fsdp")
+
+
+def second_series(one):
+    """The GPT, on a small text."""
+    stdlib = '$(python -c "import os; print(os.path.dirname(os.__file__))")'
+    one.run(f"cat {stdlib}/d*.py > text.txt")
+    one.run("export OMP_NUM_THREADS=1")
+    one.run(f"{TWO_RANKS} gpt/gpt.py 2 1 --text text.txt --snapshot_path gpt.pt")
     one.shows_next()
-    one.run(
-        "python -m torch.distributed.checkpoint.format_utils dcp_to_torch gpt_fsdp/epoch_2 whole.pt"
-    )
-    four_ranks = recipe.replace("=2", "=4")
-    one.run(f"{four_ranks}/gpt_2d.py 1 1 --steps_per_epoch 20 --tp_size 2 --snapshot_path gpt_2d")
+    arguments = "1 1 --text text.txt --save_every_steps 50 --snapshot_path"
+    one.run(f"{TWO_RANKS} gpt/pretrain.py {arguments} pretrain.pt")
+    one.shows_next()
+    one.run(f"{TWO_RANKS} gpt/fsdp.py {arguments} fsdp")
+    one.shows_next()
+    convert = "python -m torch.distributed.checkpoint.format_utils dcp_to_torch"
+    one.run(f"{convert} fsdp/epoch_0001_sample_000000000000 fsdp.pt")
+    one.run(f"{TWO_RANKS} gpt/async_save.py {arguments} async_save")
+    one.shows_next()
+    four_ranks = TWO_RANKS.replace("=2", "=4")
+    with_tp = arguments.replace("--save", "--tp_size 2 --save")
+    one.run(f"{four_ranks} gpt/tensor_parallel.py {with_tp} tensor_parallel")
     one.shows_next()
     over_a_slow_link(one)
-    one.reader.skip("hangs.md")  # tests/test_hangs.py types that
-    one.reader.skip("debugging.md")  # and that
+
+
+def over_a_slow_link(one):
+    srun = "srun --nodes=2 --gres=gpu:1 ./slurm/torchrun_script.sh"
+    arguments = "1 1 --text text.txt --batch_size 64"
+    for commands in (
+        (
+            f"{srun} gpt/pretrain.py {arguments} --snapshot_path uncompressed.pt",
+            f"{srun} gpt/slow_network.py {arguments} --compress --snapshot_path compressed.pt",
+        ),
+        (f"{srun} gpt/local_sgd.py {arguments} --sync_every 19 --snapshot_path local_sgd",),
+    ):
+        one.run("slurm/pocket-cluster -n 2 -g 1 --bandwidth 20mbit")
+        one.run(". .venv/bin/activate")
+        outputs = []
+        for command in commands:
+            one.run(command)
+            outputs.append(one.output)
+        one.run("exit")
+        for one.output in outputs:
+            one.shows_next()
 
 
 @pytest.mark.path
@@ -501,6 +523,9 @@ def test_path(clone):
     one.prompt()
     by_hand(*terminals)
     on_slurm(one)
-    what_it_costs(one)
     with_recipes(*terminals[:2])
+    second_series(one)
+    what_it_costs(one)
+    reader.skip("hangs.md")  # tests/test_hangs.py types that
+    reader.skip("debugging.md")  # and that
     assert not reader.unread

@@ -70,16 +70,13 @@ def test_run_shorter_than_the_schedule(shell, steps, profiled):
 
 
 def test_all_reduce_begins_during_backward(shell):
-    """As the page shows, git carries the recipe into gpt.py, whose gradients fill two buckets."""
-    script = shell.folder / "gpt_profiled.py"
-    script.write_text((ROOT / "recipes/gpt.py").read_text())
-    merge = ["git", "merge-file", script, "multinode.py", "recipes/profiler.py"]
-    assert subprocess.run(merge, cwd=ROOT).returncode == 2  # conflicts
-    conflict = re.compile(r"<<<<<<< .*?\n(.*?)=======\n(.*?)>>>>>>> .*?\n", re.DOTALL)
-    text = conflict.sub(r"\1", script.read_text(), count=1)  # the docstring's
-    script.write_text(conflict.sub(r"\1\2", text))
-    shell.ranks(f"{script} 1 1 --batch_size 1 --steps_per_epoch 10", 2).succeeds()
-    found = events(shell.folder / "snapshot.pt.trace.json")
+    """The page's command makes a model whose gradients fill two of DDP's buckets."""
+    page = (ROOT / "docs" / "recipes" / "profiler.md").read_text()
+    sed = re.search(r"```sh\n(sed .*?)torchrun", page, re.DOTALL)[1]
+    sed = sed.replace("> wide.py", f"> {shell.folder}/wide.py")
+    subprocess.run(sed, shell=True, cwd=ROOT, check=True)
+    shell.ranks(f"{shell.folder}/wide.py 1 1 --snapshot_path wide.pt", 2).succeeds()
+    found = events(shell.folder / "wide.pt.trace.json")
     steps = named(found, "ProfilerStep")
     assert len(steps) == 3
     for step in steps:

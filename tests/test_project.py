@@ -16,6 +16,8 @@ from helpers import (
     weights_and_momentum,
 )
 
+SCRIPT_STEPS = steps.STEPS + steps.RECIPES + steps.GPT
+
 
 @pytest.mark.parametrize("step", steps.ALL, ids=lambda step: step.file)
 def test_steps_are_short(step):
@@ -47,23 +49,30 @@ def test_make_run_trains_with_every_stage():
     losses = [re.findall(r"(\S+) \(epoch", row) for row in rows]
     assert [row.split()[0] for row in rows] == [steps.STEPS[0].base, *(s.file for s in steps.STEPS)]
     assert all(float(last) < float(first) / 5 for first, last in losses), output.stdout
-    # Two nodes with two processes each share the steps of an epoch, and rank 0 of the four logs.
+    # Two nodes with two processes each share the steps of an epoch, and rank 0 of the four logs:
+    # so in two stages.
     lines = [line for line in output.stdout.splitlines() if line.startswith("node ")]
-    assert len([line for line in lines if documented_error("16 steps per epoch") in line]) == 1
+    assert len([line for line in lines if documented_error("16 steps per epoch") in line]) == 2
     expected = [documented_error("rank 0 of 4 starts on", ("0", str(rank))) for rank in range(4)]
-    starts = [line.partition(": ")[2] for line in lines if " of 4 starts on" in line]
-    assert sorted(starts) == [f"{start} {socket.gethostname()}" for start in expected]
+    starts = re.findall(r"^node \d: (rank \d of 4 starts on \S+)", output.stdout, re.MULTILINE)
+    assert sorted(starts) == sorted([f"{start} {socket.gethostname()}" for start in expected] * 2)
     # The same as without any of it.
-    for script, batch in [("multigpu", 64), ("multigpu_torchrun", 64), ("multinode", 128)]:
+    for script, batch, position in [
+        ("multigpu", 64, "epoch 10"),
+        ("multigpu_torchrun", 64, "epoch 10"),
+        ("multinode", 128, "epoch 10"),
+        ("preemptible", 128, "epoch 10 + 0 samples"),
+    ]:
         weights, momentum = weights_and_momentum(ROOT / "runs" / f"{script}.pt")
         expected_weights, expected_momentum, expected_losses = reference_run(10, batch)
-        assert f"epoch 10 | loss {expected_losses[-1]:.4g} | saved runs/{script}" in output.stdout
+        loss = f"{position} | loss {expected_losses[-1]:.4g} | saved runs/{script}.pt"
+        assert loss in output.stdout
         assert max_abs_diff(weights, expected_weights) < 1e-6, script
         assert max_abs_diff(momentum, expected_momentum) < 1e-6, script
     # One of three nodes is killed on the way.
     assert "a node fails" in (ROOT / "runs" / "elastic_ddp.svg").read_text()
     assert "node 2: is killed now" in lines
-    assert any(line.endswith(": rank 0 of 2 starts on " + socket.gethostname()) for line in lines)
+    assert any(f": rank 0 of 2 starts on {socket.gethostname()}" in line for line in lines)
 
 
 @pytest.fixture
@@ -72,6 +81,7 @@ def copy(tmp_path):
     shutil.copytree(ROOT / "tools", tmp_path / "tools")
     shutil.copytree(ROOT / "slurm", tmp_path / "slurm")
     shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
+    shutil.copytree(ROOT / "gpt", tmp_path / "gpt")
     for name in {step.base for step in steps.STEPS} | {step.file for step in steps.STEPS}:
         shutil.copy(ROOT / name, tmp_path)
     git = ["git", "-c", "user.name=test", "-c", "user.email=test@localhost"]
@@ -95,31 +105,31 @@ def test_cascade_carries_an_edit_to_every_stage(copy):
     edit(copy / "singlegpu.py", "default=50", "default=60")
     result = cascade(copy, "singlegpu.py")
     assert result.returncode == 0, result.stderr
-    scripts = [copy / step.file for step in steps.STEPS + steps.RECIPES]
+    scripts = [copy / step.file for step in SCRIPT_STEPS]
     assert all("default=60" in script.read_text() for script in scripts)
     after = result.stdout.partition("after:\n")[2]
     assert [line.strip() for line in after.splitlines()] == steps.sizes()
     # Again, with a second edit beside the first.
-    edit(copy / "singlegpu.py", "start_epoch = self.epochs_run", "start_epoch = self.epochs_run  #")
+    edit(copy / "singlegpu.py", "self.device = device", "self.device = device  #")
     assert cascade(copy, "singlegpu.py").returncode == 0
-    assert all("self.epochs_run  #" in script.read_text() for script in scripts)
+    assert all("self.device = device  #" in script.read_text() for script in scripts)
 
 
 def test_cascade_goes_round_a_conflict(copy):
-    """Recipes that have changed the edited line, or the next, are named; the others have it."""
+    """Scripts that have changed the edited line, or the next, are named; the others have it."""
     edit(copy / "singlegpu.py", "lr=0.01", "lr=0.02")
     result = cascade(copy, "singlegpu.py")
     assert result.returncode == 1
     assert result.stderr == (
+        "cascade: conflict in gpt/gpt.py: resolve the marked lines, "
+        "then run: make cascade FROM=gpt/gpt.py\n"
         "cascade: conflict in recipes/fsdp.py: resolve the marked lines\n"
-        "cascade: conflict in recipes/gpt.py: resolve the marked lines, "
-        "then run: make cascade FROM=recipes/gpt.py\n"
     )
-    left_out = ["recipes/fsdp.py", "recipes/gpt.py"]
-    for step in steps.RECIPES:
+    left_out = ["gpt/gpt.py", "recipes/fsdp.py"]
+    for step in SCRIPT_STEPS:
         if step.base in left_out:
             left_out.append(step.file)
-    scripts = [copy / s.file for s in steps.STEPS + steps.RECIPES if s.file not in left_out]
+    scripts = [copy / step.file for step in SCRIPT_STEPS if step.file not in left_out]
     assert all("lr=0.02" in script.read_text() for script in scripts)
 
 

@@ -24,23 +24,11 @@ from helpers import (
 from steps import RECIPES
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
-from torch.nn import functional
 
-import recipes.gpt
 import singlegpu
 
 NAMES = [step.file for step in RECIPES]
-FOLDER_SNAPSHOTS = ["recipes/gpt_fsdp.py", "recipes/gpt_2d.py"]  # see test_gpt_sharded.py
-FILE_SNAPSHOTS = [name for name in NAMES if name not in FOLDER_SNAPSHOTS]
-TINY = "--layers 1 --heads 1 --steps_per_epoch 8"
-OPTIONS = {
-    "recipes/mixed_precision.py": "--dtype float16",
-    "recipes/gpt.py": TINY,
-    "recipes/gpt_fsdp.py": TINY,
-    "recipes/gpt_2d.py": TINY,
-    "recipes/slow_network.py": f"{TINY} --compress",
-    "recipes/local_sgd.py": f"{TINY} --sync_every 3",
-}
+OPTIONS = {"recipes/mixed_precision.py": "--dtype float16"}
 
 # What a recipe must cope with beyond the toy: an optimizer that also keeps scalars per tensor; a
 # scale that is too large at first.
@@ -77,22 +65,17 @@ def two_ranks(shell, command):
     return shell.ranks(script, 2)
 
 
-def two_nodes(shell):
-    return [shell.folder / "node1", shell.folder / "node2"]
-
-
-@pytest.mark.parametrize("name", FILE_SNAPSHOTS)
+@pytest.mark.parametrize("name", NAMES)
 def test_killed_is_uninterrupted(shell, name):
     """Two ranks, killed in mid-epoch and started again, end with the snapshot of two left alone."""
     script = patch(shell, name, PAUSE + CHANGES.get(name, ""))
     command = f"{script} 6 3 {OPTIONS.get(name, '')} --snapshot_path {shell.folder}"
-    nodes = two_nodes(shell) if name == "recipes/local_sgd.py" else [shell.folder] * 2
-    uninterrupted = shell.ranks_on(nodes, f"{command}/uninterrupted")
-    killed = shell.ranks_on(nodes, f"{command}/killed")
+    uninterrupted = shell.ranks(f"{command}/uninterrupted", 2)
+    killed = shell.ranks(f"{command}/killed", 2)
     killed.wait_for("epoch 3 ")
     killed.signal(signal.SIGKILL)
     assert killed.wait() == -signal.SIGKILL
-    resumed = shell.ranks_on(nodes, f"{command}/killed").succeeds()
+    resumed = shell.ranks(f"{command}/killed", 2).succeeds()
     assert "3 of 6 epochs done" in resumed
     uninterrupted.succeeds()
     one, other = (load(shell.folder / path) for path in ("uninterrupted", "killed"))
@@ -258,7 +241,8 @@ def test_sharded_needs_its_own_snapshot_on_all_nodes(shell):
     job.fails("ranks start at epochs [2, 0]: use a shared disk, or copy the snapshot")
     shell.ranks_on(folders[1:], "multinode.py 2").succeeds()
     job = shell.ranks_on(folders[1:], "recipes/fsdp.py 4")
-    job.fails("cannot load snapshot.pt (ValueError('saved without FSDP')): move it or set another")
+    job.fails("cannot load snapshot.pt: move it or set another --snapshot_path")
+    assert "ValueError('saved without FSDP')" in job.output
 
 
 DEEP = f"""{MEASURE_MEMORY}
@@ -293,142 +277,11 @@ def test_sharded_takes_less_memory(shell):
         assert int(local_bytes.replace(",", "")) < 0.6 * 4 * num_params
 
 
-def test_gpt_learns_a_text(shell):
-    """On 2 ranks: lower than chance and than single letters tell; it writes in that language."""
-    (shell.folder / "song.txt").write_text("nine green bottles hanging on the wall\n" * 4000)
-    options = "--layers 1 --heads 1 --context 32 --batch_size 8 --steps_per_epoch 40"
-    options += " --text song.txt --peak_tflops 0.1"
-    command = f"torchrun --standalone --nproc_per_node=2 recipes/gpt.py 6 3 {options}"
-    output = two_ranks(shell, command).succeeds()
-    lines = re.findall(r"val loss (\S+), (\S+) tokens/s, MFU (\S+)%", output)
-    assert len(lines) == 2 and float(lines[-1][0]) < 0.5
-    assert "bottles" in output.rpartition("MFU")[2]
-    # Each layer's 12 width^2 weights, biases, norms; the head's 256 x width; no embeddings.
-    model = recipes.gpt.GPT(1, 1, 32)
-    num_params = sum(p.numel() for p in model.parameters()) - 32 * 64 - 256 * 64
-    assert 256 * 64 + 12 * 64**2 < num_params < 256 * 64 + 12 * 64**2 + 20 * 64
-    tokens_per_second = float(lines[-1][1].replace(",", ""))
-    mfu = tokens_per_second * (6 * num_params + 12 * 64 * 32) / 2 / 0.1e12
-    assert float(lines[-1][2]) / 100 == pytest.approx(mfu, abs=1e-3)
-    # The last snapshot's loss on the last 1024 chunks of 32 bytes, computed here.
-    model.load_state_dict(load(shell.folder / "snapshot.pt")["model"])
-    text = torch.tensor(list((shell.folder / "song.txt").read_bytes()))
-    end = (len(text) - 1) // 32 * 32
-    start = end - 1024 * 32
-    chunks = text[start:end].view(1024, 32), text[start + 1 : end + 1].view(1024, 32)
-    with torch.no_grad():
-        loss = functional.cross_entropy(model(chunks[0]).flatten(0, 1), chunks[1].flatten())
-    assert float(lines[-1][0]) == pytest.approx(loss.item(), rel=1e-3)
-
-
-def test_gpt_sees_no_byte_ahead():
-    torch.manual_seed(0)
-    model = recipes.gpt.GPT(2, 2, 16)
-    text = torch.randint(256, (1, 16))
-    other = text.clone()
-    other[0, 9:] = 0
-    with torch.no_grad():
-        difference = (model(text) - model(other)).abs().amax(2)[0]
-    assert (difference[:9] < 1e-6).all() and (difference[9:] > 1e-3).all()
-
-
-def test_useless_text(shell):
-    shell.ranks("recipes/gpt.py --text missing.txt").fails(
-        "gpt.py: error: cannot read --text missing.txt"
-    )
-    (shell.folder / "short.txt").write_text("hello")
-    shell.ranks("recipes/gpt.py --text short.txt").fails(
-        "--text has 0 chunks of 64 bytes, too few for one step"
-    )
-
-
-# DDP's average of the gradients and local SGD's of the weights are the same for a linear optimizer.
-PLAIN_SGD = """
-script.configure_optimizer = lambda model, lr: torch.optim.SGD(model.parameters(), lr, momentum=0.9)
-nn.utils.clip_grad_norm_ = lambda parameters, norm: None
-"""
-
-
-def test_compressed_is_close(shell):
-    """float16 gradients change the weights, a little; without --compress, nothing changes."""
-    results = []
-    for name, option in [("gpt", ""), ("slow_network", ""), ("slow_network", "--compress")]:
-        script = patch(shell, f"recipes/{name}.py", PLAIN_SGD)
-        path = f"{name}{option}.pt"
-        options = f"2 {TINY} --learning_rate 0.1 {option} --snapshot_path {path}"
-        shell.ranks(f"{script} {options}", 2).succeeds()
-        results.append(load(shell.folder / path)["model"].values())
-    plain, uncompressed, compressed = results
-    assert max_abs_diff(plain, uncompressed) == 0
-    assert 0 < max_abs_diff(plain, compressed) < 1e-3
-
-
-def test_synchronized_every_step_is_ddp(shell):
-    options = f"2 {TINY} --learning_rate 0.1"
-    ddp = patch(shell, "recipes/gpt.py", PLAIN_SGD)
-    shell.ranks(f"{ddp} {options} --snapshot_path ddp.pt", 2).succeeds()
-    local = patch(shell, "recipes/local_sgd.py", PLAIN_SGD)
-    plain_average = "--sync_every 1 --outer_lr 1 --outer_momentum 0"
-    command = f"{local} {options} {plain_average} --snapshot_path {shell.folder}/local.pt"
-    shell.ranks_on(two_nodes(shell), command).succeeds()
-    results = [load(shell.folder / name)["model"].values() for name in ("ddp.pt", "local.pt")]
-    assert max_abs_diff(*results) < 1e-6
-
-
-# Each rank keeps what it shared before each outer step, and its weights before and after.
-RECORD_WEIGHTS = """
-outer_step, history = script.Trainer._outer_step, []
-def weights(trainer):
-    return nn.utils.parameters_to_vector(trainer.model.parameters()).detach().clone()
-def record_and_step(self):
-    record = [self.shared.clone(), weights(self)]
-    outer_step(self)
-    history.append([*record, weights(self)])
-    torch.save(history, f"{os.environ['OUT']}/history-{os.environ['RANK']}")
-script.Trainer._outer_step = record_and_step
-"""
-
-
-def test_outer_step(shell):
-    """Every 3 of 8 steps, and after the last, Nesterov's momentum moves all ranks to one point."""
-    script = patch(shell, "recipes/local_sgd.py", RECORD_WEIGHTS)
-    options = "--sync_every 3 --outer_lr 0.5 --outer_momentum 0.8"
-    command = f"{script} 2 {TINY} {options}"
-    shell.ranks_on(two_nodes(shell), command, OUT=str(shell.folder)).succeeds()
-    one, other = (load(shell.folder / f"history-{rank}") for rank in range(2))
-    assert len(one) == len(other) == 6
-    shared = one[0][0]
-    velocity = torch.zeros_like(shared)
-    for (before, weights, after), (_, other_weights, other_after) in zip(one, other, strict=True):
-        assert max_abs_diff([before], [shared]) < 1e-6
-        assert not torch.equal(weights, other_weights)
-        change = shared - (weights + other_weights) / 2
-        velocity = 0.8 * velocity + change
-        shared = shared - 0.5 * (change + 0.8 * velocity)
-        assert torch.equal(after, other_after)
-        assert max_abs_diff([after], [shared]) < 1e-6
-
-
-def test_local_sgd_on_more_nodes(shell):
-    """A new rank takes the state of another one's optimizer; those of a node stay equal."""
-    script = patch(shell, "recipes/local_sgd.py", RECORD_WEIGHTS)
-    options = f"1 {OPTIONS['recipes/local_sgd.py']} --snapshot_path {shell.folder}/snapshot.pt"
-    nodes = two_nodes(shell)
-    out = str(shell.folder)
-    shell.ranks_on(nodes, f"{script} 1 {options}", OUT=out).succeeds()
-    four = [nodes[0], nodes[0], nodes[1], nodes[1]]
-    output = shell.ranks_on(four, f"{script} 2 {options}", OUT=out).succeeds()
-    assert "1 of 2 epochs done" in output and "epoch 2 |" in output
-    weights = [load(shell.folder / f"history-{rank}")[0][1] for rank in range(4)]
-    assert torch.equal(weights[0], weights[1]) and torch.equal(weights[2], weights[3])
-    assert not torch.equal(weights[0], weights[2])
-
-
-@pytest.mark.parametrize("name", FILE_SNAPSHOTS)
+@pytest.mark.parametrize("name", NAMES)
 def test_what_is_no_snapshot(shell, name):
     (shell.folder / "snapshot.pt").write_text("hello")
     job = shell.ranks(f"{name} 5 {OPTIONS.get(name, '')}")
-    job.fails("cannot load snapshot.pt (", "): move it or set another --snapshot_path")
+    job.fails("cannot load snapshot.pt: move it or set another --snapshot_path")
 
 
 @pytest.mark.parametrize("name", ["recipes/mixed_precision.py", "recipes/fsdp.py"])
@@ -436,7 +289,7 @@ def test_full_disk(shell, name):
     job = shell.ranks_on(
         [shell.folder], f"{name} 1 --snapshot_path s", full_disk_folders=[shell.folder]
     )
-    job.fails("cannot save s ([Errno 27] File too large): disk full, or file used by another run?")
+    job.fails("cannot save s: disk full, or file used by another run? [Errno 27] File too large")
 
 
 def test_carried_into_ones_own_script(shell):
@@ -458,10 +311,9 @@ def test_carried_into_ones_own_script(shell):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", NAMES)
 def test_recipe_on_a_gpu(shell, name):
-    """NCCL, autocast, the scaler, and the compiler: no warning, and it resumes."""
+    """NCCL, autocast and the scaler: no warning, and it resumes."""
     ranks = min(torch.cuda.device_count(), 2)
     launch = f"torchrun --standalone --nproc_per_node={ranks}"
-    options = OPTIONS.get(name, "") + " --compile" * name.startswith("recipes/gpt")
-    command = f"{launch} {name} {{}} 1 {options}"
+    command = f"{launch} {name} {{}} 1 {OPTIONS.get(name, '')}"
     shell.run(command.format(2))
     assert "2 of 3 epochs done" in shell.run(command.format(3))

@@ -121,8 +121,12 @@ def test_exit_status_is_passed_on(cluster):
 def test_job_files(cluster, shell):
     """Each trains as the same stage does by hand, with global batches of 64 in all of them.
 
+    One starts another script, the first of its arguments.
     Root becomes an ordinary user for it, but one who may read the Python that runs this.
     """
+    (shell.folder / "gpt").symlink_to(ROOT / "gpt")
+    (shell.folder / "text").write_bytes(bytes(range(256)) * 4)
+    tiny_gpt = "--text text --n_embd 16 --context 8 --snapshot_path gpt.snapshot"
     torchrun = "sbatch --gpus-per-node=1 slurm/multigpu_torchrun.sbatch"
     tasks = "sbatch --gpus-per-node=1 slurm/multinode_srun.sbatch 4 2"
     job = cluster(
@@ -132,22 +136,26 @@ def test_job_files(cluster, shell):
         {torchrun} 4 2 --batch_size 64 --snapshot_path torchrun.pt
         sbatch --gpus-per-node=1 slurm/multinode.sbatch 4 2 --snapshot_path multinode.pt
         {tasks} --snapshot_path srun.pt
+        sbatch --gpus-per-node=1 slurm/preemptible.sbatch gpt/gpt.py 1 1 {tiny_gpt}
         srun id -u
         """,
         "-n 3",
         prefix="unshare --user --map-user=1234 --map-group=1234" if os.getuid() == 0 else "",
     )
     assert job.wait() == 0, job.output
-    assert job.output.count("COMPLETED") == 5, job.output
+    assert job.output.count("COMPLETED") == 6, job.output
     assert str(os.getuid() or 1234) in job.output.splitlines(), "this ran as root"
     weights, _, losses = reference_run(4, 64)
     for path in shell.folder.glob("*.pt"):
         assert max_abs_diff(weights_and_momentum(path)[0], weights) < 1e-6, path
     logs = {path.name.rpartition("-")[0]: path.read_text() for path in shell.folder.glob("*.out")}
-    assert len(logs) == 5
-    for text in logs.values():
-        (loss,) = re.findall(r"epoch 4 (?:\+ 0 samples )?\| loss (\S+)", text)
-        assert float(loss) == pytest.approx(losses[-1], rel=1e-3)
+    assert len(logs) == 6
+    for name, text in logs.items():
+        if name == "preemptible":
+            assert "epoch 1 + 0 samples" in text and "saved gpt.snapshot" in text, text
+        else:
+            (loss,) = re.findall(r"epoch 4 \| loss (\S+)", text)
+            assert float(loss) == pytest.approx(losses[-1], rel=1e-3)
         # torchrun may leave such a line at its end, as docs/hangs.md says.
         shutdown = documented_error("has failed to shutdown the rendezvous")
         heartbeat = documented_error("has failed to send a keep-alive heartbeat to the rendezvous")
@@ -172,13 +180,17 @@ def ranks(cluster, shell):
 
 
 def test_more_nodes_and_interactive(ranks, shell):
-    """3 nodes with 4 processes each; then a step of 2 x 2, which has every rank once."""
+    """3 nodes with 4 processes each; then a step of 2 x 2, which has every rank once.
+
+    A step without GPUs ends with one line.
+    """
     job = ranks(
         f"""
         sbatch --nodes=3 --gpus-per-node=4 slurm/multinode.sbatch
         squeue; {ALL_DONE}
         . .venv/bin/activate
-        srun --nodes=2 --gres=gpu:2 ./slurm/torchrun_script.sh multinode.py 50 10
+        srun --nodes=2 --gres=gpu:2 --cpus-per-gpu=4 ./slurm/torchrun_script.sh multinode.py 50 10
+        srun --nodes=2 ./slurm/torchrun_script.sh multinode.py 50 10 2>no_gpus || true
         job=$(sbatch --parsable --hold slurm/multinode.sbatch)
         scancel $job
         """,
@@ -186,6 +198,9 @@ def test_more_nodes_and_interactive(ranks, shell):
     )
     job.wait()
     assert "CANCELLED" in job.output
+    lines = (shell.folder / "no_gpus").read_text().splitlines()
+    (line,) = [line for line in lines if not line.startswith("srun: ")]
+    assert line.startswith("torchrun_script.sh: start it on nodes with GPUs: srun --nodes=2 ")
     lines = ranks_in(log(shell.folder, "multinode"))
     assert sorted(lines) == sorted(f"rank {n} of 12" for n in range(12))
     ranks = sorted(line for line in job.output.splitlines() if line.startswith("rank"))
@@ -209,62 +224,78 @@ def test_torchrun_by_hand_on_each_node(ranks, shell):
     assert sorted(ranks_in(job.output)) == [f"rank {n} of 6" for n in range(6)], job.output
 
 
-@pytest.mark.parametrize("partition", ["main", "grace"])
-def test_preempted(cluster, shell, partition):
-    """The job comes back, from its snapshot, and ends as if nothing had been.
-
-    With a GraceTime it takes the lines that docs/launchers.md shows for that.
-    """
-    job_file = (ROOT / "slurm" / "multinode.sbatch").read_text()
-    if partition == "grace":
-        page = (ROOT / "docs" / "launchers.md").read_text()
-        trap = re.search(r"^requeue_if_preempted.*?(?=^```)", page, re.DOTALL | re.MULTILINE)[0]
-        before, source, after = job_file.partition("source .venv/bin/activate")
-        rest_of_line, _, after = after.partition("\n")
-        job_file = f"{before}{source}{rest_of_line}\n{trap}{after}"
-    (shell.folder / "job.sbatch").write_text(job_file)
-    job = cluster(
-        f"""
-        job=$(sbatch --parsable --partition={partition} --nodes=1 --gpus-per-node=1 job.sbatch \\
-          24 2 --batch_size 64)
-        until grep -q "epoch 4 " multinode-$job.out; do sleep 0.1; done 2>/dev/null
-        sbatch --partition=urgent --exclusive --nodes=2 --wrap hostname
-        """
-    )
-    assert job.wait() == 0, job.output
-    starts = re.findall(r"(\d+) of 24 epochs done", log(shell.folder, "multinode"))
-    assert len(starts) == 2 and int(starts[1]) >= 4, starts
-    weights, _ = weights_and_momentum(shell.folder / "snapshot.pt")
-    assert max_abs_diff(weights, reference_run(24, 64)[0]) < 1e-6
-
-
+# Makes the training last for long enough, and notes the position at which each step starts.
 PAUSE = """
 run_batch = script.Trainer._run_batch
 def pause_and_run_batch(self, inputs, targets):
     time.sleep(0.03)
+    if self.is_main:
+        with open("trained.log", "a") as file:
+            print(self.epochs_run, self.samples_run, file=file)
     return run_batch(self, inputs, targets)
 script.Trainer._run_batch = pause_and_run_batch
 """
 
 
-def elastic_with_pauses(folder):
-    """Makes the training last for long enough, by a pause in each step."""
-    (folder / "elastic_ddp.py").unlink()
-    (folder / "elastic_ddp.py").write_text(patched("elastic_ddp.py", PAUSE))
+def with_pauses(script, folder):
+    (folder / script).unlink()
+    (folder / script).write_text(patched(script, PAUSE))
 
 
-def lives(folder):
+def lives(folder, name):
     """Returns the positions that each start of the training has saved, in the job's log."""
-    text = log(folder, "elastic_ddp")
+    text = log(folder, name)
     return [
         [(int(e), int(s)) for e, s in re.findall(r"epoch (\d+) \+ (\d+) samples", life)]
         for life in text.split("epochs done")[1:]
     ]
 
 
+def trained(folder):
+    """Returns the positions at which steps have started, in their order."""
+    lines = (folder / "trained.log").read_text().splitlines()
+    return [tuple(map(int, line.split())) for line in lines]
+
+
+PREEMPT = "sbatch --partition=urgent --exclusive --nodes=2 --output=urgent.out --wrap true"
+TIME_LIMIT = "scancel --signal=USR1 --batch $job"
+
+
+@pytest.mark.parametrize(
+    ("partition", "faults"), [("main", [PREEMPT]), ("grace", [TIME_LIMIT, PREEMPT])]
+)
+def test_preemptible(cluster, shell, partition, faults):
+    """At the signal of a time limit, and at a preemption, the job saves, comes back and continues.
+
+    A partition with a GraceTime leaves the requeue after a preemption to the job file.
+    """
+    with_pauses("preemptible.py", shell.folder)
+    waits = "".join(
+        f"""
+        until grep -q "epoch {2 * n} " preemptible-$job.out; do sleep 0.1; done 2>/dev/null
+        sleep 0.3
+        {fault}
+        """
+        for n, fault in enumerate(faults, 1)
+    )
+    submit = "sbatch --parsable --nodes=2 --gpus-per-node=1"
+    job = cluster(
+        f"job=$({submit} --partition={partition} slurm/preemptible.sbatch 6 2)\n{waits}", "-n 2"
+    )
+    assert job.wait() == 0, job.output
+    output = log(shell.folder, "preemptible")
+    assert output.count("epochs done") == len(faults) + 1, output
+    for number, saved in enumerate(lives(shell.folder, "preemptible")[:-1], 1):
+        assert saved[-1] > (2 * number, 0), saved  # that of the fault
+    steps = [(epoch, samples) for epoch in range(6) for samples in range(0, 2048, 64)]
+    assert trained(shell.folder) == steps, output
+    weights, _ = weights_and_momentum(shell.folder / "snapshot.pt")
+    assert max_abs_diff(weights, reference_run(6, 64)[0]) < 1e-6
+
+
 def test_node_blinks_and_time_limit(cluster, shell):
     """A node is back before Slurm has missed it; later the signal of a time limit comes."""
-    elastic_with_pauses(shell.folder)
+    with_pauses("elastic_ddp.py", shell.folder)
     job = cluster(
         f"""
         job=$(sbatch --parsable --nodes=2 --gpus-per-node=1 slurm/elastic_ddp.sbatch 10 2)
@@ -287,7 +318,7 @@ def test_node_blinks_and_time_limit(cluster, shell):
     assert job.wait() == 0, job.output
     # Where Slurm uses cgroups, its signals reach its own children only.
     assert job.output.count("torchrun is a child of slurmstepd\n") == 2, job.output
-    first, second, third = lives(shell.folder)
+    first, second, third = lives(shell.folder, "elastic_ddp")
     assert first + second + third == sorted(first + second + third)
     assert second[-2] == (4, 0) and second[-1] > (4, 0)  # that of the signal
     output = log(shell.folder, "elastic_ddp").split("epochs done")[2]
@@ -297,24 +328,31 @@ def test_node_blinks_and_time_limit(cluster, shell):
 
 
 def test_no_progress_ends_the_job(cluster, shell):
-    """Ten attempts without a snapshot, some of them in a second life, are enough."""
+    """Ten attempts in a row without a snapshot are enough, whatever the script and its snapshot.
+
+    What stands for torchrun fails each time; in the third attempt its script has saved first.
+    """
     job_file = (ROOT / "slurm" / "elastic_ddp.sbatch").read_text()
     fail = """bash -c '
-      [ $(wc -l <elastic_ddp-$SLURM_JOB_ID.attempts) = 5 ] || exit 1
-      [ $SLURM_PROCID = 0 ] && scontrol requeue $SLURM_JOB_ID
-      sleep 60' torchrun"""
+      [ $SLURM_PROCID = 0 ] || { sleep 1; exit 1; }
+      shift $(($# - 5))
+      echo "$@" >>attempts
+      [ $(wc -l <attempts) != 3 ] || echo "epoch 1 | loss 0.1 | saved $5"
+      exit 1' torchrun"""
     for command, replacement in [(" torchrun", f" {fail}"), ("  sleep $((5 * failures))\n", "")]:
         before, found, after = job_file.rpartition(command)
         assert found
         job_file = before + replacement + after
     (shell.folder / "job.sbatch").write_text(job_file)
-    job = cluster("sbatch --nodes=2 --gpus-per-node=1 job.sbatch 4 2")
+    job = cluster(
+        "sbatch --nodes=2 --gpus-per-node=1 job.sbatch gpt/gpt.py 4 2 --snapshot_path 'a b/c.pt'"
+    )
     assert job.wait() == 1
     assert "elastic_ddp FAILED" in job.output
-    message = documented_error("no new snapshot.pt in 10 attempts: giving up")
-    assert message in log(shell.folder, "elastic_ddp").splitlines()
-    (attempts,) = shell.folder.glob("*.attempts")
-    assert len(attempts.read_text().splitlines()) == 11
+    message = documented_error("no snapshot saved in 10 attempts: giving up")
+    assert log(shell.folder, "elastic_ddp").splitlines().count(message) == 1
+    attempts = (shell.folder / "attempts").read_text().splitlines()
+    assert attempts == ["gpt/gpt.py 4 2 --snapshot_path a b/c.pt"] * 13
 
 
 def test_failure_fails_the_job(cluster, shell):
@@ -362,6 +400,27 @@ def test_submit(ranks, shell):
         ]
         lines = [line for text in logs for line in text.splitlines() if line.startswith("rank ")]
         assert sorted(lines) == [f"rank {n} of 4" for n in range(4)], logs
+
+
+def test_submit_and_time_limit(cluster, shell):
+    """At the signal that submitit asks for, every rank saves, and the job is requeued."""
+    with_pauses("preemptible.py", shell.folder)
+    job = cluster(
+        """
+        source .venv/bin/activate
+        python slurm/submit.py --nodes 2 preemptible.py 4 2 | tee printed
+        job=$(awk '/^job/ { print $2 }' printed)
+        until grep -qs "epoch 2 " logs/*_log.out; do sleep 0.1; done
+        sleep 0.3
+        scancel --signal=USR2 $job
+        """,
+        "-n 2",
+    )
+    assert job.wait() == 0, job.output
+    steps = [(epoch, samples) for epoch in range(4) for samples in range(0, 2048, 64)]
+    assert trained(shell.folder) == steps, job.output
+    logs = [path.read_text() for path in (shell.folder / "logs").glob("*_log.out")]
+    assert sum(text.count("epochs done") for text in logs) == 2, logs
 
 
 def test_cancel_a_local_job(shell):

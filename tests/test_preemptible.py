@@ -1,4 +1,4 @@
-"""A run of recipes/mid_epoch.py that is stopped within an epoch and resumed is the unbroken one."""
+"""Stage 5: a run that is stopped or killed within an epoch, and resumed, is the unbroken one."""
 
 import os
 import random
@@ -8,18 +8,24 @@ import signal
 import pytest
 import torch
 from helpers import (
+    DROPOUT,
+    KILL,
+    LOG_LOSSES,
+    assert_equal,
     load,
+    logged_losses,
     max_abs_diff,
     patched,
+    position,
     reference_run,
     weights_and_momentum,
 )
 from torch.utils.data import DistributedSampler
 
 import singlegpu
-from recipes.mid_epoch import ResumableSampler
+from preemptible import ResumableSampler
 
-SCRIPT = "recipes/mid_epoch.py"
+SCRIPT = "preemptible.py"
 SIZE = 1000  # samples: 15 global batches of 64 and one of 40
 STEPS = 16  # per epoch
 BATCH_SIZE = 64  # of all ranks together
@@ -31,29 +37,12 @@ multiprocessing.set_start_method("fork", force=True)
 ToyDataset = script.ToyDataset
 script.ToyDataset = lambda size: ToyDataset({SIZE})
 """
-# Kills every rank before the step of this number, counted over all epochs.
-KILL = f"""
-run_batch = script.Trainer._run_batch
-def run_batch_or_die(self, inputs, targets):
-    step = self.epochs_run * {STEPS} + -(-self.samples_run // {BATCH_SIZE})
-    if step == int(os.environ.get("KILL_BEFORE_STEP", -1)):
-        os.kill(os.getpid(), 9)
-    return run_batch(self, inputs, targets)
-script.Trainer._run_batch = run_batch_or_die
-"""
 PAUSE = """
 run_batch = script.Trainer._run_batch
 def pause_and_run_batch(self, inputs, targets):
     time.sleep(0.005)
     return run_batch(self, inputs, targets)
 script.Trainer._run_batch = pause_and_run_batch
-"""
-DROPOUT = """
-class Model(script.ToyModel):
-    def __init__(self):
-        super().__init__()
-        self.relu = nn.Sequential(nn.ReLU(), nn.Dropout(0.1))
-script.ToyModel = Model
 """
 # Notes which samples each process reads, and which it trains, by their first number.
 RECORD = f"""
@@ -82,20 +71,6 @@ def patch(shell, setup):
     path = shell.folder / "patched.py"
     path.write_text(patched(SCRIPT, setup))
     return path
-
-
-def position(path):
-    snapshot = load(path)
-    return snapshot["epochs_run"], snapshot["samples_run"]
-
-
-def assert_equal(one, other):
-    """Asserts that two snapshots have the same weights, momentum and position, bit for bit."""
-    for tensors, others in zip(weights_and_momentum(one), weights_and_momentum(other), strict=True):
-        assert all(map(torch.equal, tensors, others))
-    assert position(one) == position(other)
-    # A resumed run adds the same numbers in another order.
-    assert load(one)["loss"] == pytest.approx(load(other)["loss"], rel=1e-6)
 
 
 def sampled(world_size, size, epoch, samples_run):
@@ -130,17 +105,21 @@ def test_whole_epoch_is_that_of_pytorch(size):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_killed_before_any_step(shell, workers, kills=2):
-    """With dropout, and after several kills, bit for bit the run that was left alone."""
-    script = patch(shell, RESIZE + KILL + DROPOUT)
-    options = f"3 2 --save_every_steps 5 --num_workers {workers} --snapshot_path"
-    shell.ranks(f"{script} {options} uninterrupted", 2).succeeds()
+def test_killed_before_any_step(shell, workers, kills=5):
+    """With dropout, bit for bit the run that was left alone, and its loss at each snapshot."""
+    script = patch(shell, RESIZE + KILL + DROPOUT + LOG_LOSSES)
+    options = f"3 2 --num_workers {workers} --snapshot_path"
+    command = f"{script} {options} uninterrupted --save_every_steps 1"
+    undisturbed_losses = logged_losses(shell.ranks(command, 2).succeeds())
     chosen = sorted(random.sample(range(5, 3 * STEPS), kills))
     print("kills before steps", chosen)
+    command = f"{script} {options} killed --save_every_steps 5"
+    losses = {}
     saved = 0  # the last step that is in a snapshot
     for step in chosen:
-        job = shell.ranks(f"{script} {options} killed", 2, KILL_BEFORE_STEP=str(step))
-        assert job.wait() != 0
+        job = shell.ranks(command, 2, KILL_BEFORE_STEP=str(step))
+        assert job.wait() == -signal.SIGKILL
+        losses |= logged_losses(job.output)
         by_steps = saved + (step - saved) // 5 * 5
         by_epochs = 2 * STEPS if step >= 2 * STEPS else 0
         saved = max(by_steps, by_epochs)
@@ -149,10 +128,12 @@ def test_killed_before_any_step(shell, workers, kills=2):
         # After the last step of an epoch, a snapshot may be in either of two forms.
         ends = {(epochs, samples)} | ({(epochs - 1, SIZE)} if samples == 0 else set())
         assert position(shell.folder / "killed") in ends, (chosen, job.output)
-    output = shell.ranks(f"{script} {options} killed", 2).succeeds()
-    epochs, samples = divmod(saved, STEPS)
+    output = shell.ranks(command, 2).succeeds()
+    losses |= logged_losses(output)
+    epochs = saved // STEPS
     assert re.search(rf"({epochs}|{epochs - 1}) of 3 epochs done", output)
     assert_equal(shell.folder / "uninterrupted", shell.folder / "killed")
+    assert losses == pytest.approx({at: undisturbed_losses[at] for at in losses}, rel=1e-6)
 
 
 def recorded(shell, kind):
@@ -197,8 +178,6 @@ def test_sigterm_with_data_workers(shell):
     job = shell.ranks(f"{script} {epochs + 1} --batch_size 64 --num_workers 1")
     output = job.succeeds()
     assert f"{epochs} of {epochs + 1} epochs done" in output
-    if samples:
-        assert f"resuming within epoch {epochs + 1}, after {samples} samples" in output
     trained = recorded(shell, "trained")
     assert sorted(trained) == sorted(list(range(SIZE)) * (epochs + 1))
     order = torch.randperm(SIZE, generator=torch.Generator().manual_seed(epochs)).tolist()
@@ -282,7 +261,7 @@ def test_ranks_at_different_samples(shell):
         command = f"{script} 3 --batch_size 64 --save_every_steps 4"
         shell.ranks_on([folder], command, KILL_BEFORE_STEP=str(step)).wait()
     shell.ranks_on(folders, f"{SCRIPT} 3").fails(
-        "ranks start at epochs ['0 + 512 samples', '0 + 768 samples']: use a shared disk, or copy"
+        "ranks start at epochs [(0, 512), (0, 768)]: use a shared disk, or copy the snapshot"
     )
 
 
@@ -291,7 +270,7 @@ def test_resumes_from_multinode(shell):
     shell.ranks("multinode.py 2 --batch_size 64").succeeds()
     assert "samples_run" not in load(shell.folder / "snapshot.pt")
     output = shell.ranks(f"{SCRIPT} 3 --batch_size 64").succeeds()
-    assert "2 of 3 epochs done" in output and "resuming within" not in output
+    assert "2 of 3 epochs done" in output
     weights, momentum, losses = reference_run(3, BATCH_SIZE)
     result, result_momentum = weights_and_momentum(shell.folder / "snapshot.pt")
     assert all(map(torch.equal, result, weights))
@@ -299,7 +278,6 @@ def test_resumes_from_multinode(shell):
     assert load(shell.folder / "snapshot.pt")["loss"] == pytest.approx(losses[-1], rel=1e-6)
 
 
-def test_save_every_zero_steps(shell):
-    shell.ranks(f"{SCRIPT} 3 --save_every_steps 0").fails(
-        "total_epochs, the save intervals and --batch_size must be 1 or more"
-    )
+@pytest.mark.parametrize("script", ["preemptible.py", "elastic_ddp.py"])
+def test_save_every_zero_steps(shell, script):
+    shell.ranks(f"{script} 3 --save_every_steps 0").fails("--save_every_steps must be 1 or more")

@@ -1,0 +1,204 @@
+"""What the files of gpt/ claim; and that all of them, as the stages do, resume where they stopped.
+
+What test_gpt_sharded.py adds is about shards.
+"""
+
+import importlib
+import os
+import re
+import signal
+
+import pytest
+import torch
+from helpers import (
+    LOG_LOSSES,
+    PLAIN_SGD,
+    SHORT_GPT,
+    SIGNAL,
+    VAL_CHUNKS,
+    equal_snapshots,
+    load,
+    load_gpt,
+    logged_losses,
+    max_abs_diff,
+    patched,
+    write_text,
+)
+from steps import GPT
+from torch.nn import functional
+
+NAMES = [step.file for step in GPT]
+FILE_SNAPSHOTS = ["gpt/gpt.py", "gpt/pretrain.py", "gpt/slow_network.py"]
+TINY = "--n_layer 1 --n_head 2 --n_embd 16 --context 8"
+OPTIONS = {
+    "gpt/slow_network.py": "--compress",
+    "gpt/local_sgd.py": "--sync_every 4",
+    "gpt/tensor_parallel.py": "--tp_size 2",
+}
+BATCH_SIZE = 16  # of all ranks together
+SIZE = 182  # chunks: 11 global batches of 16 and one of 6
+
+
+def patch(shell, name, setup):
+    """Returns the path of a script that runs one of gpt/ after `setup`; see `helpers.patched`."""
+    path = shell.folder / os.path.basename(name)
+    path.write_text(patched(name, SHORT_GPT + setup))
+    return path
+
+
+def tiny_options(shell, name):
+    """Returns options for a tiny GPT, on a text of `SIZE` chunks to train on."""
+    val_chunks = 0 if name == "gpt/gpt.py" else VAL_CHUNKS
+    write_text(shell.folder / "text", SIZE + val_chunks, 8)
+    batch_size = BATCH_SIZE if name == "gpt/tensor_parallel.py" else BATCH_SIZE // 2
+    options = f"{TINY} --batch_size {batch_size} {OPTIONS.get(name, '')}"
+    return f"{options} --text {shell.folder}/text --snapshot_path {shell.folder}"
+
+
+def two_nodes(shell):
+    return [shell.folder / "node1", shell.folder / "node2"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_killed_and_stopped_is_uninterrupted(shell, name):
+    """Two ranks, killed in mid-epoch, then stopped in mid-epoch, end as two that are left alone.
+
+    Bit for bit; and each snapshot has the same loss, to 1e-6: it adds the same numbers otherwise.
+    """
+    script = patch(shell, name, LOG_LOSSES + SIGNAL)
+    command = f"{script} 2 1 --save_every_steps {{}} {tiny_options(shell, name)}/{{}}"
+    nodes = two_nodes(shell) if name == "gpt/local_sgd.py" else [shell.folder] * 2
+    uninterrupted = shell.ranks_on(nodes, command.format(5, "uninterrupted"))
+
+    kill = {"SIGNAL": str(int(signal.SIGKILL)), "SIGNAL_AT": f"0 {11 * BATCH_SIZE}"}
+    killed = shell.ranks_on(nodes, command.format(5, "resumed"), **kill)
+    assert killed.wait() == -signal.SIGKILL
+    assert load_gpt(shell.folder / "resumed")["samples_run"] in (5 * BATCH_SIZE, 10 * BATCH_SIZE)
+
+    stop = {"SIGNAL": str(int(signal.SIGTERM)), "SIGNAL_AT": f"1 {2 * BATCH_SIZE}"}
+    stopped = shell.ranks_on(nodes, command.format(1000, "resumed"), **stop)
+    stopped.fails("stopped by a signal")
+    assert f"epoch 1 + {3 * BATCH_SIZE} samples | " in stopped.output
+    snapshot = load_gpt(shell.folder / "resumed")
+    assert (snapshot["epochs_run"], snapshot["samples_run"]) == (1, 3 * BATCH_SIZE)
+
+    resumed = shell.ranks_on(nodes, command.format(1000, "resumed"))
+    assert "1 of 2 epochs done" in resumed.succeeds()
+    losses = logged_losses(uninterrupted.succeeds())
+    for output in (killed.output, stopped.output, resumed.output):
+        found = logged_losses(output)
+        assert found == pytest.approx({at: losses[at] for at in found}, rel=1e-6)
+    one, other = (load_gpt(shell.folder / path) for path in ("uninterrupted", "resumed"))
+    assert (one["epochs_run"], one["samples_run"]) == (2, 0)
+    assert one.pop("loss") == pytest.approx(other.pop("loss"), rel=1e-6)
+    assert equal_snapshots(one, other)
+
+
+SONG = "nine green bottles hanging on the wall\n"
+
+
+def test_gpt_learns_a_text(shell):
+    """On 2 ranks: lower than chance and than single letters tell; it writes in that language."""
+    (shell.folder / "song.txt").write_text(SONG * 2000)
+    model = "--n_layer 1 --n_head 1 --n_embd 64 --context 32"
+    command = f"gpt/gpt.py 1 --text song.txt {model} --batch_size 8 --learning_rate 2e-3"
+    output = shell.ranks(command, 2).succeeds()
+    assert "bottles" in output.rpartition("saved snapshot.pt")[2]
+    assert load(shell.folder / "snapshot.pt")["loss"] < 2
+
+
+def test_pretrained_gpt(shell):
+    """On 2 ranks: it learns the song, and its val loss, throughput and MFU are as computed here."""
+    (shell.folder / "song.txt").write_text(SONG * 3000)
+    model = "--n_layer 1 --n_head 1 --n_embd 64 --context 32"
+    options = "--batch_size 8 --learning_rate 3e-3 --peak_tflops 0.1 --save_every_steps 100"
+    output = shell.ranks(f"gpt/pretrain.py 1 --text song.txt {model} {options}", 2).succeeds()
+    lines = re.findall(r"val loss (\S+), (\S+) tokens/s, MFU (\S+)%", output)
+    assert len(lines) == 2 and float(lines[-1][0]) < 0.5
+    assert "bottles" in output.rpartition("MFU")[2]
+    # Each layer's 12 n_embd^2 weights, biases, norms; the head's 256 x n_embd; no embeddings.
+    model = importlib.import_module("gpt.pretrain").GPT(1, 1, 64, 32, recompute=False)
+    num_params = sum(p.numel() for p in model.parameters()) - 32 * 64 - 256 * 64
+    assert 256 * 64 + 12 * 64**2 < num_params < 256 * 64 + 12 * 64**2 + 20 * 64
+    tokens_per_second = float(lines[-1][1].replace(",", ""))
+    mfu = tokens_per_second * (6 * num_params + 12 * 64 * 32) / 2 / 0.1e12
+    assert float(lines[-1][2]) / 100 == pytest.approx(mfu, abs=1e-3)
+    # The last snapshot's loss on the last 1024 chunks of 32 bytes, computed here.
+    model.load_state_dict(load(shell.folder / "snapshot.pt")["model"])
+    text = torch.tensor(list((shell.folder / "song.txt").read_bytes()))
+    end = (len(text) - 1) // 32 * 32
+    start = end - 1024 * 32
+    chunks = text[start:end].view(1024, 32), text[start + 1 : end + 1].view(1024, 32)
+    with torch.no_grad():
+        loss = functional.cross_entropy(model(chunks[0]).flatten(0, 1), chunks[1].flatten())
+    assert float(lines[-1][0]) == pytest.approx(loss.item(), rel=1e-3)
+
+
+@pytest.mark.parametrize("name, options", [("gpt", ()), ("pretrain", (False,))])
+def test_gpt_sees_no_byte_ahead(name, options):
+    model = importlib.import_module(f"gpt.{name}").GPT(2, 2, 32, 16, *options)
+    model.init_weights(seed=0)
+    text = torch.randint(256, (1, 16), generator=torch.Generator().manual_seed(0))
+    other = text.clone()
+    other[0, 9:] = 0
+    with torch.no_grad():
+        difference = (model(text) - model(other)).abs().amax(2)[0]
+    assert (difference[:9] < 1e-6).all() and (difference[9:] > 1e-3).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gpt/gpt.py", "--text has less than one chunk of 64 bytes: add text"),
+        ("gpt/pretrain.py", "--text has 0 chunks: 1024 are for validation, add text"),
+    ],
+)
+def test_useless_text(shell, name, message):
+    job = shell.ranks(f"{name} --text missing.txt")
+    job.fails(f"{os.path.basename(name)}: error: cannot read --text missing.txt")
+    (shell.folder / "short.txt").write_text("hello")
+    shell.ranks(f"{name} --text short.txt").fails(message)
+
+
+@pytest.mark.parametrize("name", FILE_SNAPSHOTS)
+def test_what_is_no_snapshot(shell, name):
+    script = patch(shell, name, "")
+    command = f"{script} 5 {tiny_options(shell, name)}/snapshot.pt"
+    (shell.folder / "snapshot.pt").write_text("hello")
+    job = shell.ranks(command)
+    job.fails(f"cannot load {shell.folder}/snapshot.pt: move it or set another --snapshot_path")
+
+
+def test_compressed_is_close(shell):
+    """float16 gradients change the weights, a little; without --compress, nothing changes."""
+    results = []
+    for name, option in [
+        ("gpt/pretrain.py", ""),
+        ("gpt/slow_network.py", ""),
+        ("gpt/slow_network.py", "--compress"),
+        ("gpt/slow_network.py", "--bucket_cap_mb 1"),
+    ]:
+        script = patch(shell, name, PLAIN_SGD)
+        write_text(shell.folder / "text", SIZE + VAL_CHUNKS, 8)
+        path = shell.folder / f"{len(results)}.pt"
+        command = f"{script} 1 {TINY} --batch_size 8 --text text {option} --learning_rate 0.1"
+        shell.ranks(f"{command} --snapshot_path {path}", 2).succeeds()
+        results.append(load(path)["model"].values())
+    plain, uncompressed, compressed, bucketed = results
+    assert max_abs_diff(plain, uncompressed) == 0
+    assert 0 < max_abs_diff(plain, compressed) < 1e-3
+    assert max_abs_diff(plain, bucketed) == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", NAMES)
+def test_on_a_gpu(shell, name):
+    """NCCL, autocast, and the compiler: no warning, and it resumes."""
+    num_ranks = min(torch.cuda.device_count(), 2)
+    write_text(shell.folder / "text", 1024 + 20 * 32 * num_ranks, 64)
+    options = OPTIONS.get(name, "").replace("--tp_size 2", f"--tp_size {num_ranks}")
+    options += " --compile" * (name != "gpt/gpt.py")
+    launch = f"torchrun --standalone --nproc_per_node={num_ranks}"
+    command = f"{launch} {name} {{}} 1 --text text {options}"
+    shell.run(command.format(2))
+    assert "2 of 3 epochs done" in shell.run(command.format(3))
