@@ -284,6 +284,7 @@ def by_hand(one, two, three):
     three.enter(elastic)
     for node in nodes:
         node.sees(r"rank \d of 6 starts")
+    which_sees(nodes, r"\d+ of 5000 epochs done")  # until then, the ranks wait for one another
     three.interrupt()
     for node in (one, two):
         node.sees(r"rank \d of 4 starts")
