@@ -361,12 +361,12 @@ def test_failure_fails_the_job(cluster, shell):
     The script is another than the stage: what stands for a recipe.
     """
     (shell.folder / "recipes").mkdir()
-    (shell.folder / "recipes" / "gpt.py").write_text(
+    (shell.folder / "recipes" / "evaluate.py").write_text(
         "import os, sys, time\nif os.environ['RANK'] == '3':\n"
         "    raise RuntimeError(f'no such luck {sys.argv[1:]}')\n"
         "time.sleep(1000)\n"
     )
-    submit = "sbatch --gpus-per-node=2 slurm/multinode.sbatch recipes/gpt.py 50 10"
+    submit = "sbatch --gpus-per-node=2 slurm/multinode.sbatch recipes/evaluate.py 50 10"
     job = cluster(f"{submit} --snapshot_path gpt.pt")
     assert job.wait() == 1
     assert "FAILED" in job.output
