@@ -41,7 +41,7 @@ chaos: .venv/run  ## inject faults into a training on three nodes: make chaos FA
 bench: .venv/bench  ## compare the speed with a bare loop, raw DDP, Accelerate and Fabric
 	python bench/epoch_time.py
 
-gpu: .venv/dev  ## on a machine with an NVIDIA GPU: run its tests, and compare gpt.py with nanoGPT's loop
+gpu: .venv/dev  ## on a machine with an NVIDIA GPU: run its tests, and compare pretrain.py with nanoGPT's loop
 	python bench/gpu.py $(if $(PEAK_TFLOPS),--peak_tflops $(PEAK_TFLOPS)) $(if $(LAYERS),--layers $(LAYERS))
 
 cost: .venv/run  ## measure what distributed training costs here, in about eight minutes

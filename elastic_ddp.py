@@ -174,7 +174,7 @@ class Trainer:
 
     def _save_if_newer(self):
         """Saves on local rank 0, unless the snapshot on disk is of this step or a later one."""
-        saved = (-1, 0)  # before any position
+        saved = (0, 0)  # before the first step, there is nothing to save
         if os.path.exists(self.args.snapshot_path):
             snapshot = torch.load(self.args.snapshot_path, "cpu", mmap=True, weights_only=True)
             saved = (snapshot["epochs_run"], snapshot.get("samples_run", 0))

@@ -398,7 +398,7 @@ def parse_args():
     if min(args.n_layer, args.n_head, args.context) < 1 or args.n_embd % args.n_head:
         parser.error("--n_layer, --n_head, --context must be 1 or more, --n_head divide --n_embd")
     if args.sync_every < 1 or args.outer_lr <= 0 or not 0 <= args.outer_momentum < 1:
-        parser.error("wanted: --sync_every >= 1, --outer_lr > 0, 0 <= --outer_momentum < 1")
+        parser.error("--sync_every must be 1 or more, --outer_lr above 0, --outer_momentum 0 to 1")
     for path in args.text:
         if not path.is_file() or not os.access(path, os.R_OK):
             parser.error(f"cannot read --text {path}")

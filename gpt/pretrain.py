@@ -291,7 +291,7 @@ class Trainer:
 
     def _load_snapshot(self, path):
         try:
-            snapshot = torch.load(path, map_location="cpu", weights_only=True)
+            snapshot = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
             self.model.load_state_dict(snapshot["model"])
             self.optimizer.load_state_dict(snapshot["optimizer"])
             self.epochs_run = snapshot["epochs_run"]

@@ -430,7 +430,7 @@ def main(args):
         sys.exit(f"--tp_size {args.tp_size} does not divide the {dist.get_world_size()} ranks")
     dp_size = dist.get_world_size() // args.tp_size
     mesh = init_device_mesh(device.type, (dp_size, args.tp_size), mesh_dim_names=("dp", "tp"))
-    # Without this, it warns that the norm of the gradients takes two small all-reduces.
+    # Without this, torch warns in every step that the norm of gradients takes two all-reduces.
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
     tp.parallelize_module(model, mesh["tp"], TP_PLAN)
     mp_policy = MixedPrecisionPolicy()  # gathers and reduces in the parameters' own type

@@ -24,6 +24,7 @@ from helpers import (
 import singlegpu
 
 RECIPES = [step.file for step in steps.RECIPES + steps.GPT]
+TP_SIZE = "--tp_size must be 1 or more, and divide both --n_head and --context"
 LIMITS = "epochs and --batch_size must be 1 or more, --num_workers 0 or more"
 
 
@@ -50,6 +51,25 @@ def module(script):
     ],
 )
 def test_arguments(script, arguments, message, monkeypatch, capsys):
+    assert_refused(script, arguments, message, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "message"),
+    [
+        ("gpt/gpt.py", "--text missing.txt", "cannot read --text missing.txt"),
+        ("gpt/gpt.py", "--n_head 3", "1 or more, --n_head divide --n_embd"),
+        ("gpt/tensor_parallel.py", "--tp_size 0", TP_SIZE),
+        ("gpt/tensor_parallel.py", "--tp_size 4", TP_SIZE),
+        ("gpt/tensor_parallel.py", "--context 9 --tp_size 2", TP_SIZE),
+        ("gpt/local_sgd.py", "--sync_every 0", "--outer_lr above 0, --outer_momentum 0 to 1"),
+    ],
+)
+def test_arguments_of_one_script(script, arguments, message, monkeypatch, capsys):
+    assert_refused(script, arguments, message, monkeypatch, capsys)
+
+
+def assert_refused(script, arguments, message, monkeypatch, capsys):
     """Within this process, since importing torch a hundred times would take minutes."""
     monkeypatch.setattr(sys, "argv", [script, *arguments.split()])
     if script not in ("singlegpu.py", "multigpu.py"):

@@ -28,7 +28,8 @@ from steps import GPT
 from torch.nn import functional
 
 NAMES = [step.file for step in GPT]
-FILE_SNAPSHOTS = ["gpt/gpt.py", "gpt/pretrain.py", "gpt/slow_network.py"]
+# The others have other gradients, but the same way to stop and resume; see test_gpt_sharded.py.
+WITH_SNAPSHOTS_OF_THEIR_OWN = ["gpt/gpt.py", "gpt/pretrain.py", "gpt/fsdp.py", "gpt/local_sgd.py"]
 TINY = "--n_layer 1 --n_head 2 --n_embd 16 --context 8"
 OPTIONS = {
     "gpt/slow_network.py": "--compress",
@@ -50,8 +51,7 @@ def tiny_options(shell, name):
     """Returns options for a tiny GPT, on a text of `SIZE` chunks to train on."""
     val_chunks = 0 if name == "gpt/gpt.py" else VAL_CHUNKS
     write_text(shell.folder / "text", SIZE + val_chunks, 8)
-    batch_size = BATCH_SIZE if name == "gpt/tensor_parallel.py" else BATCH_SIZE // 2
-    options = f"{TINY} --batch_size {batch_size} {OPTIONS.get(name, '')}"
+    options = f"{TINY} --batch_size {BATCH_SIZE // 2} {OPTIONS.get(name, '')}"
     return f"{options} --text {shell.folder}/text --snapshot_path {shell.folder}"
 
 
@@ -59,7 +59,7 @@ def two_nodes(shell):
     return [shell.folder / "node1", shell.folder / "node2"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", WITH_SNAPSHOTS_OF_THEIR_OWN)
 def test_killed_and_stopped_is_uninterrupted(shell, name):
     """Two ranks, killed in mid-epoch, then stopped in mid-epoch, end as two that are left alone.
 
@@ -154,16 +154,12 @@ def test_gpt_sees_no_byte_ahead(name, options):
     ],
 )
 def test_useless_text(shell, name, message):
-    job = shell.ranks(f"{name} --text missing.txt")
-    job.fails(f"{os.path.basename(name)}: error: cannot read --text missing.txt")
     (shell.folder / "short.txt").write_text("hello")
     shell.ranks(f"{name} --text short.txt").fails(message)
 
 
-@pytest.mark.parametrize("name", FILE_SNAPSHOTS)
-def test_what_is_no_snapshot(shell, name):
-    script = patch(shell, name, "")
-    command = f"{script} 5 {tiny_options(shell, name)}/snapshot.pt"
+def test_what_is_no_snapshot(shell):
+    command = f"gpt/gpt.py 5 {tiny_options(shell, 'gpt/gpt.py')}/snapshot.pt"
     (shell.folder / "snapshot.pt").write_text("hello")
     job = shell.ranks(command)
     job.fails(f"cannot load {shell.folder}/snapshot.pt: move it or set another --snapshot_path")
@@ -172,22 +168,30 @@ def test_what_is_no_snapshot(shell, name):
 def test_compressed_is_close(shell):
     """float16 gradients change the weights, a little; without --compress, nothing changes."""
     results = []
+    write_text(shell.folder / "text", SIZE + VAL_CHUNKS, 8)
+    options = f"1 {TINY} --batch_size 8 --text text --learning_rate 0.1"
     for name, option in [
         ("gpt/pretrain.py", ""),
-        ("gpt/slow_network.py", ""),
-        ("gpt/slow_network.py", "--compress"),
         ("gpt/slow_network.py", "--bucket_cap_mb 1"),
+        ("gpt/slow_network.py", "--compress"),
     ]:
         script = patch(shell, name, PLAIN_SGD)
-        write_text(shell.folder / "text", SIZE + VAL_CHUNKS, 8)
         path = shell.folder / f"{len(results)}.pt"
-        command = f"{script} 1 {TINY} --batch_size 8 --text text {option} --learning_rate 0.1"
-        shell.ranks(f"{command} --snapshot_path {path}", 2).succeeds()
+        shell.ranks(f"{script} {options} {option} --snapshot_path {path}", 2).succeeds()
         results.append(load(path)["model"].values())
-    plain, uncompressed, compressed, bucketed = results
+    plain, uncompressed, compressed = results
     assert max_abs_diff(plain, uncompressed) == 0
     assert 0 < max_abs_diff(plain, compressed) < 1e-3
-    assert max_abs_diff(plain, bucketed) == 0
+
+
+def test_gradient_beyond_float16(shell):
+    """The run stops before the step that would make every weight NaN."""
+    write_text(shell.folder / "text", SIZE + VAL_CHUNKS, 8)
+    large_loss = "loss = script.next_byte_loss\nscript.next_byte_loss = lambda *x: 1e9 * loss(*x)"
+    script = patch(shell, "gpt/slow_network.py", large_loss)
+    job = shell.ranks(f"{script} 1 {TINY} --batch_size 8 --text text --compress", 2)
+    assert job.wait() != 0 and "non-finite" in job.output, job.output
+    assert not (shell.folder / "snapshot.pt").exists()
 
 
 @pytest.mark.gpu

@@ -187,7 +187,7 @@ def leave(terminal, *jobs):
 
 
 def by_hand(one, two, three):
-    """Stages 1 to 5, with terminals as nodes."""
+    """Stages 1 to 6, with terminals as nodes."""
     one.run("make run", ("make run", "python tools/run.py --no-slurm"))
     table = one.output
     one.run(". .venv/bin/activate")
@@ -479,7 +479,7 @@ def second_series(one):
     one.run(f"{TWO_RANKS} gpt/fsdp.py {arguments} fsdp")
     one.shows_next()
     convert = "python -m torch.distributed.checkpoint.format_utils dcp_to_torch"
-    one.run(f"{convert} fsdp/epoch_0001_sample_000000000000 fsdp.pt")
+    one.run(f"{convert} fsdp/epoch_0001_sample_000000000000 gpt_fsdp.pt")
     one.run(f"{TWO_RANKS} gpt/async_save.py {arguments} async_save")
     one.shows_next()
     four_ranks = TWO_RANKS.replace("=2", "=4")

@@ -5,6 +5,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import steps
@@ -33,8 +34,13 @@ def test_steps_are_short(step):
         rows = (ROOT / "docs" / "index.md").read_text().splitlines()
         row = next(row for row in rows if f"]({step.file.removesuffix('.py')}.md) |" in row)
         assert row.endswith(f" {printed.strip()} |")
+    if step in steps.GPT:
+        rows = (ROOT / "docs" / "gpt" / "index.md").read_text().splitlines()
+        row = next(row for row in rows if f"]({Path(step.file).stem}.md) |" in row)
+        assert row.endswith(f" {printed.strip()} |")
 
 
+@pytest.mark.path
 def test_make_run_trains_with_every_stage():
     output = subprocess.run(
         [sys.executable, ROOT / "tools" / "run.py", "10", "2", "--no-slurm"],

@@ -257,14 +257,15 @@ def trained(folder):
     return [tuple(map(int, line.split())) for line in lines]
 
 
-PREEMPT = "sbatch --partition=urgent --exclusive --nodes=2 --output=urgent.out --wrap true"
+PREEMPT = "sbatch --partition=urgent --exclusive --nodes=$nodes --output=urgent.out --wrap true"
 TIME_LIMIT = "scancel --signal=USR1 --batch $job"
 
 
 @pytest.mark.parametrize(
-    ("partition", "faults"), [("main", [PREEMPT]), ("grace", [TIME_LIMIT, PREEMPT])]
+    ("partition", "nodes", "faults"),
+    [("main", 2, [TIME_LIMIT, PREEMPT]), ("grace", 1, [PREEMPT])],
 )
-def test_preemptible(cluster, shell, partition, faults):
+def test_preemptible(cluster, shell, partition, nodes, faults):
     """At the signal of a time limit, and at a preemption, the job saves, comes back and continues.
 
     A partition with a GraceTime leaves the requeue after a preemption to the job file.
@@ -278,9 +279,14 @@ def test_preemptible(cluster, shell, partition, faults):
         """
         for n, fault in enumerate(faults, 1)
     )
-    submit = "sbatch --parsable --nodes=2 --gpus-per-node=1"
+    options = f"--nodes={nodes} --gpus-per-node={2 // nodes} --partition={partition}"
     job = cluster(
-        f"job=$({submit} --partition={partition} slurm/preemptible.sbatch 6 2)\n{waits}", "-n 2"
+        f"""
+        nodes={nodes}
+        job=$(sbatch --parsable {options} slurm/preemptible.sbatch 6 2)
+        {waits}
+        """,
+        f"-n {nodes}",
     )
     assert job.wait() == 0, job.output
     output = log(shell.folder, "preemptible")

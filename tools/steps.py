@@ -25,7 +25,7 @@ JOB_STEPS = [
     Step("slurm/singlegpu.sbatch", "slurm/multigpu.sbatch", 8),
     Step("slurm/multigpu.sbatch", "slurm/multigpu_torchrun.sbatch", 8),
     Step("slurm/multigpu_torchrun.sbatch", "slurm/multinode.sbatch", 16),
-    Step("slurm/multinode.sbatch", "slurm/multinode_srun.sbatch", 16),
+    Step("slurm/multinode.sbatch", "slurm/multinode_srun.sbatch", 17),
     Step("slurm/multinode.sbatch", "slurm/preemptible.sbatch", 12),
     Step("slurm/preemptible.sbatch", "slurm/elastic_ddp.sbatch", 40),
 ]
