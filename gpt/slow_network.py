@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import time
+import zlib
 from pathlib import Path
 
 import torch
@@ -56,6 +57,7 @@ class GPT(nn.Module):
 
     def __init__(self, n_layer, n_head, n_embd, context, recompute):
         super().__init__()
+        self.n_layer = n_layer
         self.context = context
         self.recompute = recompute
         self.token_embedding = nn.Embedding(256, n_embd)
@@ -69,14 +71,16 @@ class GPT(nn.Module):
     @torch.no_grad()
     def init_weights(self, seed):
         """As in GPT-2: random matrices, and smaller ones where they add to the residual stream."""
-        generator = torch.Generator(self.head.weight.device).manual_seed(seed)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 1:
                 parameter.fill_(0.0 if name.endswith("bias") else 1.0)  # norms multiply by 1
                 continue
             std = 0.02
             if name.endswith(("proj.weight", "down.weight")):
-                std /= math.sqrt(2 * len(self.blocks))
+                std /= math.sqrt(2 * self.n_layer)
+            # Each matrix has a seed of its own: a rank can draw those it needs, in any order.
+            generator = torch.Generator(parameter.device)
+            generator.manual_seed(seed + zlib.crc32(name.encode()))
             parameter.normal_(std=std, generator=generator)
 
     def forward(self, tokens):

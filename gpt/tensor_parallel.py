@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import time
+import zlib
 from pathlib import Path
 
 import torch
@@ -25,7 +26,7 @@ import torch.distributed.checkpoint as dcp
 import torch.distributed.tensor.parallel as tp
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -77,6 +78,7 @@ class GPT(nn.Module):
 
     def __init__(self, n_layer, n_head, n_embd, context, recompute):
         super().__init__()
+        self.n_layer = n_layer
         self.context = context
         self.recompute = recompute
         self.token_embedding = nn.Embedding(256, n_embd)
@@ -90,14 +92,16 @@ class GPT(nn.Module):
     @torch.no_grad()
     def init_weights(self, seed):
         """As in GPT-2: random matrices, and smaller ones where they add to the residual stream."""
-        generator = torch.Generator(self.head.weight.device).manual_seed(seed)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 1:
                 parameter.fill_(0.0 if name.endswith("bias") else 1.0)  # norms multiply by 1
                 continue
             std = 0.02
             if name.endswith(("proj.weight", "down.weight")):
-                std /= math.sqrt(2 * len(self.blocks))
+                std /= math.sqrt(2 * self.n_layer)
+            # Each matrix has a seed of its own: a rank can draw those it needs, in any order.
+            generator = torch.Generator(parameter.device)
+            generator.manual_seed(seed + zlib.crc32(name.encode()))
             # Each rank draws the whole matrix, equal on any number of ranks, and keeps its shard.
             matrix = torch.empty(parameter.shape, device=parameter.device)
             matrix.normal_(std=std, generator=generator)
@@ -294,7 +298,8 @@ class Trainer:
 
     def _state_dict(self):
         """Returns what a snapshot holds: the position, and the shards in use, not copies."""
-        model_state, optimizer_state = get_state_dict(self.model, self.optimizer)
+        options = StateDictOptions(flatten_optimizer_state_dict=True)  # by the weights' names
+        model_state, optimizer_state = get_state_dict(self.model, self.optimizer, options=options)
         return {
             "model": model_state,
             "optimizer": optimizer_state,

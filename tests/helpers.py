@@ -360,10 +360,10 @@ def logged_losses(output):
 
 
 # For `patched`, with the files of gpt/: less to validate on, and less to generate.
-VAL_CHUNKS = 8
+VAL_CHUNKS = 12
 SHORT_GPT = f"""
 script.VAL_CHUNKS = {VAL_CHUNKS}
-generate = script.GPT.generate
+generate = getattr(script.GPT, "generate", None)
 script.GPT.generate = lambda self, prompt, max_new_tokens: generate(self, prompt, 4)
 """
 # Sends every rank the signal SIGNAL at SIGNAL_AT, a number of epochs and one of samples.
@@ -380,6 +380,7 @@ script.Trainer._run_batch = run_batch_after_signal
 PLAIN_SGD = """
 script.configure_optimizer = lambda model, lr: torch.optim.SGD(model.parameters(), lr, momentum=0.9)
 nn.utils.clip_grad_norm_ = lambda parameters, max_norm, **options: None
+nn.utils.clip_grads_with_norm_ = lambda parameters, max_norm, total_norm: None
 """
 
 

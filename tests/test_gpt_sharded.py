@@ -3,6 +3,7 @@
 import re
 import shutil
 import signal
+import subprocess
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from helpers import (
     LOG_LOSSES,
     MEASURE_MEMORY,
     PLAIN_SGD,
+    ROOT,
     SHORT_GPT,
     SIGNAL,
     VAL_CHUNKS,
@@ -44,14 +46,15 @@ def write_script(shell, name, setup=""):
     return path
 
 
-def start(shell, name, snapshot, dp_size=1, tp_size=1, setup="", options="", **variables):
+def start(shell, name, snapshot, ranks=1, setup="", options="", **variables):
     """Starts an epoch of `STEPS` steps, with the same global batches on any number of ranks."""
     write_text(shell.folder / "text", STEPS * BATCH_SIZE + VAL_CHUNKS, 8)
-    options += f" --batch_size {BATCH_SIZE // dp_size} --text text --snapshot_path {snapshot}"
-    if name == "tensor_parallel.py":
-        options += f" --tp_size {tp_size}"
+    split = re.search(r"--[tp]p_size (\d+)", options)
+    ranks_per_batch = ranks if name == "context_parallel.py" else int(split[1]) if split else 1
+    batch_size = BATCH_SIZE * ranks_per_batch // ranks
+    options += f" --batch_size {batch_size} --text text --snapshot_path {snapshot}"
     command = f"{write_script(shell, name, setup)} 1 1 {SMALL} {options}"
-    return shell.ranks(command, dp_size * tp_size, **variables)
+    return shell.ranks(command, ranks, **variables)
 
 
 def weights_diff(shell, snapshot, reference):
@@ -62,59 +65,109 @@ def weights_diff(shell, snapshot, reference):
     return max_abs_diff([model[name] for name in other], other.values())
 
 
-LAYOUTS = [  # script, ranks that share a batch, ranks that share a layer, options
-    ("fsdp.py", 2, 1, "--recompute"),
-    ("fsdp.py", 4, 1, ""),
-    ("tensor_parallel.py", 2, 2, ""),
-    ("tensor_parallel.py", 1, 4, ""),
-]
-
-
-@pytest.mark.parametrize(
-    ("setup", "layouts", "tolerance"),
-    [
-        pytest.param(FLOAT64, LAYOUTS, 1e-12, id="float64"),
-        pytest.param(PLAIN_SGD, LAYOUTS[1:3], 5e-5, id="float32"),
+LAYOUTS = {  # ranks and options
+    "fsdp.py": [(2, "--recompute"), (4, "")],
+    "hsdp.py": [(4, "--shard_size 1"), (4, "--shard_size 2")],
+    "tensor_parallel.py": [(4, "--tp_size 4"), (4, "--tp_size 2")],
+    "pipeline_parallel.py": [
+        (2, "--pp_size 2 --micro_batches 2"),
+        (3, "--pp_size 3 --micro_batches 4"),
+        (4, "--pp_size 4 --micro_batches 12"),
+        (4, "--pp_size 2 --micro_batches 3"),
     ],
-)
-def test_sharded_is_pretrain(shell, setup, layouts, tolerance):
+    "context_parallel.py": [(2, ""), (4, "")],
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_split_is_pretrain(shell, name):
     """The weights after 20 steps, and the loss, of one rank and of several.
 
     In float64 with AdamW and clipping; and in float32 with neither, as both would hide it if the
     gradients of all steps were, say, twice too large.
     """
-    options = "--learning_rate 0.3" if setup == PLAIN_SGD else "--learning_rate 0.02"
+    layers = "--n_layer 4" if name == "pipeline_parallel.py" else ""
+    options = f"{layers} --learning_rate 0.02"
+    assert_equal_weights(shell, name, LAYOUTS[name], FLOAT64, options, 1e-12)
+    options = f"{layers} --learning_rate 0.3"
+    assert_equal_weights(shell, name, LAYOUTS[name][-1:], PLAIN_SGD, options, 5e-5)
+
+
+def assert_equal_weights(shell, name, layouts, setup, options, tolerance):
     output = start(shell, "pretrain.py", "one.pt", setup=setup, options=options).succeeds()
     if setup == FLOAT64:
         assert 0 < output.count("\nclipped") < STEPS
-    for name, dp_size, tp_size, option in layouts:
-        job = start(shell, name, "several", dp_size, tp_size, setup, f"{options} {option}")
-        job.succeeds()
+    for ranks, option in layouts:
+        start(shell, name, "several", ranks, setup, f"{options} {option}").succeeds()
         diff = weights_diff(shell, "several", "one.pt")
-        print(name, dp_size, tp_size, option, "differs from pretrain.py by", diff)
+        print(name, ranks, option, "differs from pretrain.py by", diff)
         assert diff < tolerance
         losses = [load_gpt(shell.folder / path)["loss"] for path in ("several", "one.pt")]
         assert losses[0] == pytest.approx(losses[1], rel=tolerance)
-        shutil.rmtree(shell.folder / "several")
+        subprocess.run(["rm", "-r", "several"], cwd=shell.folder)
+    (shell.folder / "one.pt").unlink()
 
 
-def test_stopped_on_four_resumed_on_two_then_three(shell):
-    """Each stop comes in mid-epoch; tensor parallelism begins, and trains the end."""
-    start(shell, "pretrain.py", "one.pt", setup=FLOAT64).succeeds()
-    stops = [  # script, its ranks that share a batch or a layer, step of the signal, of the stop
-        ("tensor_parallel.py", 2, 2, 3, 5),
-        ("fsdp.py", 2, 1, 8, 10),
-        ("fsdp.py", 3, 1, 11, 15),
-    ]
-    for name, dp_size, tp_size, signal_step, stop_step in stops:
+@pytest.mark.parametrize(
+    "runs",  # each goes on with what the one before has saved
+    [
+        [
+            ("tensor_parallel.py", 4, "--tp_size 2"),
+            ("fsdp.py", 2, ""),
+            ("fsdp.py", 3, ""),
+            ("tensor_parallel.py", 2, "--tp_size 2"),
+        ],
+        [
+            ("pipeline_parallel.py", 2, "--pp_size 2 --micro_batches 2"),
+            ("hsdp.py", 4, "--shard_size 2"),
+            ("pipeline_parallel.py", 4, "--pp_size 4 --micro_batches 4"),
+            ("pipeline_parallel.py", 1, "--micro_batches 1"),
+        ],
+        [
+            ("context_parallel.py", 2, ""),
+            ("pretrain.py", 1, ""),
+            ("context_parallel.py", 4, ""),
+            ("context_parallel.py", 2, ""),
+        ],
+    ],
+    ids=["sharded", "pipeline", "context"],
+)
+def test_stopped_and_resumed_on_other_ranks(shell, runs):
+    """Three are stopped by a signal in mid-epoch; the last trains the end."""
+    layers = " --n_layer 4" if runs[0][0] == "pipeline_parallel.py" else ""
+    start(shell, "pretrain.py", "one.pt", setup=FLOAT64, options=layers).succeeds()
+    stops = [(3, 5), (8, 10), (11, 15)]  # step of the signal, and of the stop
+    for (name, ranks, options), (signal_step, stop_step) in zip(runs, stops, strict=False):
         where = {"SIGNAL": "15", "SIGNAL_AT": f"0 {signal_step * BATCH_SIZE}"}
-        job = start(shell, name, "several", dp_size, tp_size, FLOAT64 + SIGNAL, **where)
+        setup = FLOAT64 + SIGNAL
+        job = start(shell, name, "several", ranks, setup, options + layers, **where)
         job.fails("stopped by a signal")
         assert f"epoch 0 + {stop_step * BATCH_SIZE} samples | " in job.output
-    start(shell, "tensor_parallel.py", "several", 1, 2, setup=FLOAT64).succeeds()
+    name, ranks, options = runs[-1]
+    start(shell, name, "several", ranks, FLOAT64, options + layers).succeeds()
     diff = weights_diff(shell, "several", "one.pt")
     print("stopped and resumed differs by", diff)
     assert diff < 1e-12
+
+
+@pytest.mark.parametrize("ahead", ["self.last - self.rank", "micro_batches"])
+def test_schedule_by_hand(shell, ahead):
+    """The one on the page, in place of the library's: 1F1B, and as GPipe."""
+    page = (ROOT / "docs" / "gpt" / "pipeline_parallel.md").read_text()
+    schedule = re.search(r"```python\n(class .*?)```", page, re.DOTALL)[1]
+    assert "self.ahead = self.last - self.rank" in schedule
+    schedule = schedule.replace("self.ahead = self.last - self.rank", f"self.ahead = {ahead}")
+    setup = f"""{FLOAT64}
+dist = script.dist
+{schedule}
+script.Schedule1F1B = Schedule1F1B
+script.Trainer._evaluate = lambda self: None
+"""
+    options = "--n_layer 4 --learning_rate 0.02"
+    start(shell, "pretrain.py", "one.pt", setup=FLOAT64, options=options).succeeds()
+    options += " --pp_size 4 --micro_batches 6"
+    start(shell, "pipeline_parallel.py", "several", 4, setup, options).succeeds()
+    assert weights_diff(shell, "several", "one.pt") < 1e-12
 
 
 @pytest.mark.parametrize("name", ["fsdp.py", "tensor_parallel.py"])
@@ -123,7 +176,7 @@ def test_more_ranks_than_val_chunks(shell, name):
     losses = []
     for ranks in (1, 2):
         setup = "script.VAL_CHUNKS = 1"
-        output = start(shell, name, f"of_{ranks}", ranks, 1, setup).succeeds()
+        output = start(shell, name, f"of_{ranks}", ranks, setup).succeeds()
         losses.append(float(re.search(r"val loss (\S+),", output)[1]))
     assert 0 < losses[0] < 6  # chance: log(256) = 5.5
     assert losses[1] == pytest.approx(losses[0], rel=1e-3)
@@ -341,20 +394,49 @@ MEASURE = f"""{MEASURE_MEMORY}
 script.Trainer._evaluate = lambda self: None
 script.GPT.generate = lambda self, prompt, max_new_tokens: ""
 """
-LARGE = "--n_layer 12 --n_head 8 --n_embd 384 --context 8 --batch_size 1 --text text"
+LARGE = "--n_layer 12 --n_head 8 --n_embd 384 --context 8"
+DEEP = "--n_layer 8 --n_head 2 --n_embd 128 --context 512 --batch_size 32"
+LONG = "--n_layer 3 --n_head 4 --n_embd 128 --context 8192 --batch_size 1"
 
 
-def test_memory_of_a_rank(shell):
-    """Weights, gradients and optimizer are sharded: measured by the system, at their peak."""
-    peak = {}
-    for name, ranks in [("pretrain.py", 2), ("fsdp.py", 2), ("fsdp.py", 4)]:
-        write_text(shell.folder / "text", VAL_CHUNKS + 2 * ranks, 8)
-        command = f"{write_script(shell, name, MEASURE)} 1 1 {LARGE}"
-        output = shell.ranks(command, ranks).succeeds()
-        peak[name, ranks] = max(map(int, re.findall(r"rank \d took (\d+)", output)))
-    print(peak)
-    assert peak["fsdp.py", 2] < 0.6 * peak["pretrain.py", 2], peak
-    assert peak["fsdp.py", 4] < 0.4 * peak["pretrain.py", 2], peak
+@pytest.mark.parametrize(
+    ("model", "chunks", "runs"),
+    [
+        (  # weights, gradients and optimizer
+            "--n_layer 12 --n_head 8 --n_embd 384 --context 8",
+            16,
+            [
+                ("fsdp.py", 2, "--batch_size 2", 0.6),
+                ("fsdp.py", 4, "--batch_size 1", 0.4),
+                ("pipeline_parallel.py", 2, "--pp_size 2 --micro_batches 4", 0.6),
+                ("pipeline_parallel.py", 4, "--pp_size 4 --micro_batches 4", 0.35),
+            ],
+        ),
+        (  # activations of the blocks in each stage, of at most four micro-batches
+            "--n_layer 8 --n_head 2 --n_embd 128 --context 512 --batch_size 32",
+            32,
+            [("pipeline_parallel.py", 4, "--pp_size 4 --micro_batches 16", 0.15)],
+        ),
+        (  # activations of a part of the time
+            "--n_layer 3 --n_head 4 --n_embd 128 --context 8192 --batch_size 1",
+            1,
+            [("context_parallel.py", 2, "", 0.72), ("context_parallel.py", 4, "", 0.45)],
+        ),
+    ],
+    ids=["weights", "activations", "context"],
+)
+def test_memory_of_a_rank(shell, model, chunks, runs):
+    """Beside that of a single process: measured by the system, at their peak."""
+    context = int(re.search(r"--context (\d+)", model)[1])
+    write_text(shell.folder / "text", VAL_CHUNKS + chunks, context)
+    peaks = []
+    for name, ranks, options, _ in [("pretrain.py", 1, "", 1), *runs]:
+        script = write_script(shell, name, MEASURE)
+        output = shell.ranks(f"{script} 1 1 --text text --batch_size 4 {model} {options}", ranks)
+        peaks.append(max(map(int, re.findall(r"rank \d took (\d+)", output.succeeds()))))
+    ratios = [peak / peaks[0] for peak in peaks[1:]]
+    print(model, peaks[0], ratios)
+    assert all(ratio < limit for ratio, (*_, limit) in zip(ratios, runs, strict=True)), ratios
 
 
 def test_large_text_is_not_loaded(shell):
@@ -407,7 +489,7 @@ def test_starts_without_memory_for_the_whole_model(shell):
     weights_bytes = 4 * 12 * 12 * 512**2  # of 12 blocks
     setup = LIMIT.format(growth=weights_bytes // 2)
     write_text(shell.folder / "text", VAL_CHUNKS + 1, 8)
-    options = f"{LARGE} --n_embd 512"
+    options = "--n_layer 12 --n_head 8 --n_embd 512 --context 8 --batch_size 1 --text text"
     plain = shell.ranks(f"{write_script(shell, 'pretrain.py', setup)} {options}")
     assert plain.wait() != 0 and "can't allocate memory" in plain.output
     sharded = shell.ranks(f"{write_script(shell, 'fsdp.py', setup)} {options}", 4)

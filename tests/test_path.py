@@ -480,11 +480,22 @@ def second_series(one):
     one.shows_next()
     convert = "python -m torch.distributed.checkpoint.format_utils dcp_to_torch"
     one.run(f"{convert} fsdp/epoch_0001_sample_000000000000 gpt_fsdp.pt")
+    four_ranks = TWO_RANKS.replace("=2", "=4")
+    one.run(
+        f"{four_ranks} gpt/hsdp.py 1 1 --text text.txt --batch_size 16"
+        " --save_every_steps 50 --shard_size 2 --snapshot_path hsdp"
+    )
+    one.shows_next()
     one.run(f"{TWO_RANKS} gpt/async_save.py {arguments} async_save")
     one.shows_next()
-    four_ranks = TWO_RANKS.replace("=2", "=4")
     with_tp = arguments.replace("--save", "--tp_size 2 --save")
     one.run(f"{four_ranks} gpt/tensor_parallel.py {with_tp} tensor_parallel")
+    one.shows_next()
+    with_pp = arguments.replace("--save", "--pp_size 2 --save")
+    one.run(f"{four_ranks} gpt/pipeline_parallel.py {with_pp} pipeline")
+    one.shows_next()
+    with_cp = arguments.replace("--save", "--batch_size 64 --save")
+    one.run(f"{TWO_RANKS} gpt/context_parallel.py {with_cp} context.pt")
     one.shows_next()
     over_a_slow_link(one)
 

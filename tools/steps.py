@@ -41,9 +41,12 @@ GPT = [
     Step("preemptible.py", "gpt/gpt.py", 130),
     Step("gpt/gpt.py", "gpt/pretrain.py", 95),
     Step("gpt/pretrain.py", "gpt/fsdp.py", 95),
+    Step("gpt/fsdp.py", "gpt/hsdp.py", 15),
     Step("gpt/fsdp.py", "gpt/async_save.py", 25),
     Step("gpt/fsdp.py", "gpt/tensor_parallel.py", 45),
+    Step("gpt/pretrain.py", "gpt/context_parallel.py", 55),
     Step("gpt/pretrain.py", "gpt/slow_network.py", 16),
+    Step("gpt/fsdp.py", "gpt/pipeline_parallel.py", 125),
     Step("gpt/fsdp.py", "gpt/local_sgd.py", 42),
 ]
 ALL = STEPS + JOB_STEPS + RECIPES + GPT
