@@ -73,8 +73,11 @@ def run(schedule, folder):
     """Returns the passes of each rank in a training step."""
     random_text = random.Random(0).randbytes((1024 + 3 * MICRO_BATCHES) * 16 + 1)
     Path(folder, "text").write_bytes(random_text)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = ["torchrun", "--standalone", f"--nproc_per_node={RANKS}", __file__]
-    subprocess.run([*command, "--schedule", schedule, folder], check=True, stdout=sys.stderr)
+    subprocess.run(
+        [*command, "--schedule", schedule, folder], check=True, env=environment, stdout=sys.stderr
+    )
     return [json.loads(Path(folder, f"{schedule}-{r}.json").read_text()) for r in range(RANKS)]
 
 
