@@ -1,0 +1,125 @@
+"""gpt/finetune.py: a model of transformers, made here, sharded, trained, and exported."""
+
+import re
+
+import pytest
+import torch
+from helpers import PLAIN_SGD, SIGNAL, max_abs_diff, patched, write_text
+
+BATCH_SIZE, STEPS, CONTEXT = 12, 10, 8
+CONFIG = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+}
+
+
+def make_model(folder, kind, **changes):
+    """Saves a model with random weights in bfloat16, and a tokenizer of bytes; returns its size."""
+    import transformers
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    config = getattr(transformers, f"{kind}Config")(**CONFIG | changes)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(folder, max_shard_size="5MB")
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: n for n, letter in enumerate(letters)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+    return model.num_parameters()
+
+
+def start(shell, ranks, name, setup, options="", **variables):
+    write_text(shell.folder / "text", STEPS * BATCH_SIZE + BATCH_SIZE, CONTEXT)
+    script = shell.folder / "finetune.py"
+    script.write_text(patched("gpt/finetune.py", f"script.VAL_CHUNKS = {BATCH_SIZE}\n{setup}"))
+    options += f" --context {CONTEXT} --batch_size {BATCH_SIZE // ranks} --text text"
+    options += f" --snapshot_path {name} --export_path {name}_exported"
+    return shell.ranks(f"{script} 1 1 {options}", ranks, **variables)
+
+
+# What the sharded model computes from some tokens, before it is exported.
+LOGITS = """
+export = script.export
+def export_after_logits(model, tokenizer, path):
+    with torch.no_grad():
+        logits = model(torch.arange(16)[None]).logits
+    if script.dist.get_rank() == 0:
+        torch.save(logits, f"{path}.pt")
+    export(model, tokenizer, path)
+script.export = export_after_logits
+"""
+
+
+@pytest.mark.parametrize(("kind", "tied"), [("Llama", False), ("Qwen3", True)])
+def test_finetuned(shell, kind, tied):
+    """One rank, and three stopped in mid-epoch: equal; what was exported is what was trained."""
+    from transformers import AutoModelForCausalLM
+
+    make_model(shell.folder / "model", kind, tie_word_embeddings=tied)
+    options = "--learning_rate 0.3"
+    start(shell, 1, "one", PLAIN_SGD + LOGITS, options).succeeds()
+    stop = {"SIGNAL": "15", "SIGNAL_AT": f"0 {3 * BATCH_SIZE}"}
+    job = start(shell, 3, "several", PLAIN_SGD + LOGITS + SIGNAL, options, **stop)
+    job.fails("stopped by a signal")
+    assert f"epoch 0 + {5 * BATCH_SIZE} samples" in job.output
+    output = start(shell, 3, "several", PLAIN_SGD + LOGITS, f"{options} --recompute").succeeds()
+    assert output.endswith("exported to several_exported\n")
+
+    def weights(name):
+        return AutoModelForCausalLM.from_pretrained(shell.folder / name, dtype=torch.float32)
+
+    start_weights, one, several = map(weights, ("model", "one_exported", "several_exported"))
+    assert max_abs_diff(one.parameters(), several.parameters()) < 5e-5
+    assert max_abs_diff(one.parameters(), start_weights.parameters()) > 1e-2
+    with torch.no_grad():
+        logits = several(torch.arange(16)[None]).logits
+    assert max_abs_diff([logits], [torch.load(shell.folder / "several_exported.pt")]) < 1e-5
+
+
+LIMIT = """
+import resource
+def limit():
+    with open("/proc/self/status") as file:
+        data = next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmData:"))
+    hard_limit = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    resource.setrlimit(resource.RLIMIT_DATA, (data + {growth}, hard_limit))
+from_config = script.AutoModelForCausalLM.from_config
+def limited(*args, **options):
+    limit()
+    return {load}
+script.AutoModelForCausalLM.from_config = limited
+def started(model, learning_rate):
+    print("started")
+    sys.exit()
+script.configure_optimizer = started
+"""
+
+
+def test_starts_without_memory_for_the_whole_model(shell):
+    """A limit on the memory of each of 4 ranks: half of what the weights need in float32."""
+    sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 12}
+    growth = 4 * make_model(shell.folder / "model", "Llama", **sizes) // 2
+    plain = "script.AutoModelForCausalLM.from_pretrained('model', dtype=torch.float32)"
+    job = start(shell, 1, "plain", LIMIT.format(growth=growth, load=plain))
+    assert job.wait() != 0 and "started" not in job.output
+    job = start(shell, 4, "s", LIMIT.format(growth=growth, load="from_config(*args, **options)"))
+    assert job.wait() == 0, job.output
+    assert job.output.count("started") == 4
+
+
+def test_bad_input(shell):
+    start(shell, 1, "s", "").fails("error: no config.json or no *.safetensors in --model model")
+    make_model(shell.folder / "model", "Llama", vocab_size=100)
+    start(shell, 1, "s", "").fails("the tokenizer has 256 tokens, the model 100")
+    make_model(shell.folder / "other", "Llama", hidden_size=64)
+    make_model(shell.folder / "model", "Llama")
+    (shell.folder / "other" / "model.safetensors").rename(shell.folder / "model/model.safetensors")
+    job = start(shell, 2, "s", "")
+    job.fails("cannot load the weights of model: another model's?")
+    assert re.search("[Ss]ize", job.output)
