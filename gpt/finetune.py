@@ -296,13 +296,13 @@ def parse_args():
         parser.error("--save_every_steps must be 1 or more")
     if args.context < 1:
         parser.error("--context must be 1 or more")
-    if not (args.model / "config.json").is_file() or not list(args.model.glob("*.safetensors")):
-        parser.error(f"no config.json or no *.safetensors in --model {args.model}")
     for path in args.text:
         if not path.is_file() or not os.access(path, os.R_OK):
             parser.error(f"cannot read --text {path}")
     if not os.access(os.path.dirname(args.snapshot_path) or ".", os.W_OK):
         parser.error(f"cannot write {args.snapshot_path}: create its folder, or set another path")
+    if not (args.model / "config.json").is_file() or not list(args.model.glob("*.safetensors")):
+        parser.error(f"no config.json or no *.safetensors in --model {args.model}")
     return args
 
 

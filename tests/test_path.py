@@ -476,6 +476,11 @@ def second_series(one):
     arguments = "1 1 --text text.txt --save_every_steps 50 --snapshot_path"
     one.run(f"{TWO_RANKS} gpt/pretrain.py {arguments} pretrain.pt")
     one.shows_next()
+    options = "--vocab_size 512 --shard_tokens 100000"
+    one.run(f"python gpt/prepare_tokens.py tokens --text text.txt {options}")
+    options = "--save_every_steps 50 --snapshot_path tokens.pt"
+    one.run(f"{TWO_RANKS} gpt/tokens.py 2 1 --data tokens {options}")
+    one.shows_next()
     one.run(f"{TWO_RANKS} gpt/fsdp.py {arguments} fsdp")
     one.shows_next()
     convert = "python -m torch.distributed.checkpoint.format_utils dcp_to_torch"

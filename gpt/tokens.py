@@ -1,0 +1,434 @@
+"""Pretrain a GPT on tokens, with the same command on each node (HOST is the name of one):
+
+    torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=HOST:29400 \
+        gpt/tokens.py 50 10 --data FOLDER
+
+Trains for 50 epochs and saves a snapshot every 10. Started again, it resumes from the snapshot;
+to start afresh, delete the file or name another one with --snapshot_path.
+It learns the tokens that gpt/prepare_tokens.py has written into the folder after --data.
+"""
+
+import argparse
+import math
+import os
+import signal
+import socket
+import sys
+import time
+import zlib
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from tokenizers import Tokenizer
+from torch import nn
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, DistributedSampler, Subset
+from tqdm import tqdm
+
+VAL_CHUNKS = 1024  # the end of the text, never trained on
+TOKEN_BYTES = 2
+
+
+class Block(nn.Module):
+    """Causal self-attention and an MLP, from and to shape (batch, time, n_embd)."""
+
+    def __init__(self, n_head, n_embd):
+        super().__init__()
+        self.head_size = n_embd // n_head
+        self.norm1 = nn.LayerNorm(n_embd)
+        self.qkv = nn.Linear(n_embd, 3 * n_embd, bias=False)
+        self.proj = nn.Linear(n_embd, n_embd, bias=False)
+        self.norm2 = nn.LayerNorm(n_embd)
+        self.up = nn.Linear(n_embd, 4 * n_embd, bias=False)
+        self.down = nn.Linear(4 * n_embd, n_embd, bias=False)
+
+    def forward(self, x):
+        qkv = self.qkv(self.norm1(x)).unflatten(2, (-1, 3, self.head_size)).transpose(1, 2)
+        q, k, v = qkv.unbind(3)  # each of shape (batch, n_head, time, head_size)
+        attention = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.proj(attention.transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class GPT(nn.Module):
+    """Maps tokens (batch, time) to logits of each next token, (batch, time, vocab_size)."""
+
+    def __init__(self, n_layer, n_head, n_embd, context, recompute, vocab_size):
+        super().__init__()
+        self.n_layer = n_layer
+        self.context = context
+        self.recompute = recompute
+        self.token_embedding = nn.Embedding(vocab_size, n_embd)
+        self.position_embedding = nn.Embedding(context, n_embd)
+        self.blocks = nn.Sequential(*(Block(n_head, n_embd) for _ in range(n_layer)))
+        self.norm = nn.LayerNorm(n_embd)
+        self.head = nn.Linear(n_embd, vocab_size, bias=False)
+        num_embeddings = (vocab_size + context) * n_embd
+        num_params = sum(p.numel() for p in self.parameters()) - num_embeddings
+        self.flops_per_token = 6 * num_params + 12 * n_layer * n_embd * context  # PaLM, appendix B
+
+    @torch.no_grad()
+    def init_weights(self, seed):
+        """As in GPT-2: random matrices, and smaller ones where they add to the residual stream."""
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 1:
+                parameter.fill_(0.0 if name.endswith("bias") else 1.0)  # norms multiply by 1
+                continue
+            std = 0.02
+            if name.endswith(("proj.weight", "down.weight")):
+                std /= math.sqrt(2 * self.n_layer)
+            # Each matrix has a seed of its own: a rank can draw those it needs, in any order.
+            generator = torch.Generator(parameter.device)
+            generator.manual_seed(seed + zlib.crc32(name.encode()))
+            parameter.normal_(std=std, generator=generator)
+
+    def forward(self, tokens):
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.token_embedding(tokens) + self.position_embedding(positions)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.recompute else block(x)
+        return self.head(self.norm(x))
+
+    @torch.no_grad()
+    def generate(self, tokenizer, prompt, max_new_tokens):
+        """Returns `prompt` and a continuation of `max_new_tokens`, sampled from the model."""
+        tokens = torch.tensor([tokenizer.encode(prompt).ids], device=self.head.weight.device)
+        for _ in range(max_new_tokens):
+            visible = tokens[:, -self.context :]
+            length = visible.shape[1]
+            padded = F.pad(visible, (0, self.context - length))  # always of the same shape
+            logits = self(padded)[0, length - 1]
+            next_token = logits.softmax(0).multinomial(1)
+            tokens = torch.cat([tokens, next_token[None]], 1)
+        return tokenizer.decode(tokens[0].tolist())
+
+
+class TextDataset(Dataset):
+    """Chunks of `context` tokens of a file; a chunk's target is the same chunk one token later."""
+
+    def __init__(self, path, context):
+        self.path = path
+        self.context = context
+        self.length = max(0, path.stat().st_size // TOKEN_BYTES - 1) // context
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        with open(self.path, "rb") as file:  # only this chunk is read: a file may be large
+            file.seek(index * self.context * TOKEN_BYTES)
+            chunk = file.read((self.context + 1) * TOKEN_BYTES)
+        tokens = torch.frombuffer(bytearray(chunk), dtype=torch.uint16).long()
+        return tokens[:-1], tokens[1:]
+
+
+def next_token_loss(logits, targets):
+    """Returns the mean cross-entropy of logits (batch, time, vocab) and tokens (batch, time)."""
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+class ResumableSampler(DistributedSampler):
+    """Yields this rank's shard of the samples of an epoch, from sample `samples_run` on."""
+
+    def set_position(self, epoch, samples_run):
+        self.epoch = epoch
+        self.samples_run = samples_run
+
+    def __iter__(self):
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        order = torch.randperm(len(self.dataset), generator=generator)
+        for start in range(self.samples_run, len(order), self.num_replicas):
+            yield order[(start + self.rank) % len(order)].item()  # at the end: the first again
+
+
+def start_own_session(worker_id):
+    """Keeps signals from a data worker: torchrun sends them to the rank's whole process group."""
+    os.setsid()
+
+
+class Trainer:
+    """Trains `model`, already on `device`, for `args.total_epochs`; resumes if a snapshot exists.
+
+    A snapshot holds all that is needed to resume: the state_dicts of `model` and `optimizer`, and
+    `epochs_run`, the number of completed epochs and so the index of the next one.
+    Of that next epoch, the first `samples_run` samples are trained already, with mean loss `loss`.
+    """
+
+    def __init__(self, model, train_loader, val_loader, loss_fn, optimizer, device, args):
+        self.model = model
+        self.train_loader = train_loader
+        self.val_loader = val_loader
+        self.loss_fn = loss_fn
+        self.optimizer = optimizer
+        self.device = device
+        self.args = args
+        self.epochs_run = 0
+        self.samples_run = 0
+        self.loss = 0.0
+        self.steps = 0
+        self.stop_requested = False
+        self.flops_per_token = model.flops_per_token
+        self.tokens = 0  # since the last evaluation, on this rank
+        self.start_time = time.perf_counter()
+        use_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=use_bfloat16)
+        self.total_loss = torch.zeros((), device=device)  # of the epoch's samples so far
+        if os.path.exists(args.snapshot_path):
+            self._load_snapshot(args.snapshot_path)
+        self._check_start_epoch()
+        self.model = nn.parallel.DistributedDataParallel(model)
+        self.is_main = dist.get_rank() == 0  # this process logs and saves
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, self._request_stop)
+
+    def _request_stop(self, signum, frame):
+        self.stop_requested = True
+
+    def _any_rank_stops(self):
+        """Returns whether a signal has reached any of the ranks. All of them must call it."""
+        stop = torch.tensor(int(self.stop_requested), device=self.device)
+        dist.all_reduce(stop, dist.ReduceOp.MAX)
+        return bool(stop)
+
+    def _check_start_epoch(self):
+        """Exits if the ranks start at different epochs: not all nodes have the newest snapshot."""
+        starts = [None] * dist.get_world_size()
+        dist.all_gather_object(starts, (self.epochs_run, self.samples_run))
+        if len(set(starts)) > 1:
+            sys.exit(f"ranks start at epochs {starts}: use a shared disk, or copy the snapshot")
+
+    def _learning_rate(self):
+        """Rises from a tenth of its maximum for a tenth of the training, then falls to a tenth."""
+        epochs = self.epochs_run + self.samples_run / len(self.train_loader.dataset)
+        progress = epochs / self.args.total_epochs  # from 0 to 1
+        cosine = 0.55 + 0.45 * math.cos(math.pi * (progress - 0.1) / 0.9)  # from 1 to 0.1
+        return self.args.learning_rate * min(0.1 + 9 * progress, cosine)
+
+    def _run_batch(self, inputs, targets):
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._learning_rate()
+        self.optimizer.zero_grad()
+        with self.autocast:
+            loss = self.loss_fn(self.model(inputs), targets)
+        loss_sum = loss.detach().clone()
+        work = dist.all_reduce(loss_sum, async_op=True)  # runs beside backward()
+        loss.backward()
+        work.wait()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.total_loss += loss_sum * len(inputs)
+        self.samples_run += len(inputs) * dist.get_world_size()
+        self.tokens += inputs.numel()
+
+    @torch.no_grad()
+    def _evaluate(self):
+        """Logs the mean loss on the validation set, sharded over the ranks, and the speed."""
+        throughput = self._throughput()
+        self.model.eval()
+        total_loss = torch.zeros((), device=self.device)
+        for inputs, targets in self.val_loader:
+            with self.autocast:
+                loss = self.loss_fn(self.model(inputs.to(self.device)), targets.to(self.device))
+            total_loss += loss * len(inputs)
+        dist.all_reduce(total_loss)
+        val_loss = total_loss.item() / (len(self.val_loader.sampler) * dist.get_world_size())
+        self.model.train()
+        self._log(f"val loss {val_loss:.4g}, {throughput}")
+        self.tokens = 0
+        self.start_time = time.perf_counter()
+
+    def _throughput(self):
+        """Formats tokens per second, saving included, and the MFU if a device's peak is given."""
+        tokens_per_second = self.tokens / (time.perf_counter() - self.start_time)  # of a rank
+        throughput = f"{tokens_per_second * dist.get_world_size():,.0f} tokens/s"
+        if self.args.peak_tflops:
+            flops_per_second = tokens_per_second * self.flops_per_token
+            throughput += f", MFU {flops_per_second / (self.args.peak_tflops * 1e12):.1%}"
+        return throughput
+
+    def _run_epoch(self, epoch):
+        """Trains the rest of an epoch and sets `self.loss` to its mean loss per sample."""
+        # Seeding by epoch gives a resumed run the same sample order and dropout as an unbroken one.
+        self.train_loader.sampler.set_position(epoch, self.samples_run)
+        torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
+        for inputs, targets in self.train_loader:
+            position = epoch * len(self.train_loader.dataset) + self.samples_run
+            torch.manual_seed(self.args.seed + position + dist.get_rank())  # for dropout: by step
+            inputs = inputs.to(self.device, non_blocking=True)
+            targets = targets.to(self.device, non_blocking=True)
+            self._run_batch(inputs, targets)
+            self.steps += 1
+            stop = self.steps % 5 == 0 and self._any_rank_stops()  # too slow for every step
+            if not stop and self.steps % self.args.save_every_steps == 0:
+                self._evaluate()
+            if stop or self.steps % self.args.save_every_steps == 0:
+                self._save_snapshot()
+            if stop:
+                dist.barrier()  # no rank ends before rank 0 has saved
+                sys.exit("stopped by a signal")
+        self.loss = self.total_loss.item() / self.samples_run
+
+    def _save_snapshot(self):
+        if not self.is_main:
+            return
+        if self.samples_run > 0:
+            self.loss = self.total_loss.item() / self.samples_run
+        snapshot = {
+            "model": self.model.module.state_dict(),  # without the DDP wrapper
+            "optimizer": self.optimizer.state_dict(),
+            "epochs_run": self.epochs_run,
+            "samples_run": self.samples_run,
+            "loss": self.loss,
+        }
+        path = self.args.snapshot_path
+        tmp_path = f"{path}.tmp"
+        try:
+            with open(tmp_path, "wb") as file:
+                torch.save(snapshot, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(tmp_path, path)  # atomic: `path` is always a complete snapshot
+        except (OSError, RuntimeError) as error:
+            sys.exit(f"cannot save {path}: disk full, or file used by another run? {error}")
+        position = f"epoch {self.epochs_run} + {self.samples_run} samples"
+        self._log(f"{position} | loss {self.loss:.4g} | saved {path}")
+
+    def _load_snapshot(self, path):
+        try:
+            snapshot = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+            self.model.load_state_dict(snapshot["model"])
+            self.optimizer.load_state_dict(snapshot["optimizer"])
+            self.epochs_run = snapshot["epochs_run"]
+            self.samples_run = snapshot.get("samples_run", 0)
+            self.loss = snapshot.get("loss", 0.0)
+            self.total_loss.fill_(self.loss * self.samples_run)
+        except Exception as error:
+            sys.exit(f"cannot load {path}: move it or set another --snapshot_path\n{error!r}")
+
+    def _log(self, message):
+        if not self.is_main:
+            return
+        tqdm.write(f"{message}\n", end="")  # one write: processes may share a log
+
+    def train(self):
+        total = self.args.total_epochs
+        steps = len(self.train_loader)
+        where = f"{self.device} of {socket.gethostname()}"
+        self._log(f"{self.epochs_run} of {total} epochs done, {steps} steps per epoch, on {where}")
+        if self.epochs_run >= total:
+            self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
+        epochs = range(self.epochs_run, total)
+        disable = None if self.is_main else True  # None: disabled unless on a terminal
+        progress = tqdm(epochs, initial=self.epochs_run, total=total, unit="epoch", disable=disable)
+        for epoch in progress:
+            self._run_epoch(epoch)
+            progress.set_postfix(loss=f"{self.loss:.4g}")
+            self.epochs_run = epoch + 1
+            self.samples_run = 0
+            self.total_loss.zero_()
+            if self.epochs_run % self.args.save_every == 0 or self.epochs_run == total:
+                if self.tokens > 0:  # not evaluated after the last step
+                    self._evaluate()
+                self._save_snapshot()
+
+
+def parse_args():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("total_epochs", nargs="?", type=int, default=50)
+    parser.add_argument("save_every", nargs="?", type=int, default=10, help="epochs per snapshot")
+    parser.add_argument("--save_every_steps", type=int, default=100, help="steps per snapshot")
+    parser.add_argument("--batch_size", type=int, default=32, help="per device")
+    parser.add_argument("--data", type=Path, default="tokens", help="of gpt/prepare_tokens.py")
+    parser.add_argument("--n_layer", type=int, default=4)
+    parser.add_argument("--n_head", type=int, default=2)
+    parser.add_argument("--n_embd", type=int, default=128)
+    parser.add_argument("--context", type=int, default=64, help="in tokens")
+    parser.add_argument("--learning_rate", type=float, default=1e-3)
+    parser.add_argument("--recompute", action="store_true", help="activations: saves memory")
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--peak_tflops", type=float, help="of a device, to log the MFU")
+    parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
+    parser.add_argument("--snapshot_path", default="snapshot.pt")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    if "LOCAL_RANK" not in os.environ:
+        parser.error("start this script with torchrun, as its first lines show")
+    if min(args.total_epochs, args.save_every, args.batch_size) < 1 or args.num_workers < 0:
+        parser.error("epochs and --batch_size must be 1 or more, --num_workers 0 or more")
+    if args.save_every_steps < 1:
+        parser.error("--save_every_steps must be 1 or more")
+    if min(args.n_layer, args.n_head, args.context) < 1 or args.n_embd % args.n_head:
+        parser.error("--n_layer, --n_head, --context must be 1 or more, --n_head divide --n_embd")
+    if not os.access(os.path.dirname(args.snapshot_path) or ".", os.W_OK):
+        parser.error(f"cannot write {args.snapshot_path}: create its folder, or set another path")
+    if not (args.data / "tokenizer.json").is_file():
+        parser.error(f"no tokenizer.json in --data {args.data}: start gpt/prepare_tokens.py first")
+    return args
+
+
+def configure_optimizer(model, learning_rate):
+    """AdamW, with weight decay for matrices but not for biases and norms."""
+    matrices = [p for p in model.parameters() if p.dim() == 2]
+    vectors = [p for p in model.parameters() if p.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, learning_rate, betas=(0.9, 0.95), fused=matrices[0].is_cuda)
+
+
+@record  # torchrun then shows the traceback of the rank that failed first
+def main(args):
+    local_rank = int(os.environ["LOCAL_RANK"])
+    rank = f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}"
+    print(f"{rank} starts on {socket.gethostname()} ({torch.cuda.device_count()} GPUs)\n", end="")
+    if torch.cuda.is_available():
+        if local_rank >= torch.cuda.device_count():
+            sys.exit(f"{socket.gethostname()} has too few GPUs: lower --nproc_per_node")
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    torch.manual_seed(args.seed)
+    tokenizer = Tokenizer.from_file(str(args.data / "tokenizer.json"))
+    files = sorted(args.data.glob("*.bin"))
+    text = ConcatDataset([TextDataset(path, args.context) for path in files])
+    if len(text) <= VAL_CHUNKS:
+        sys.exit(f"--data has {len(text)} chunks: {VAL_CHUNKS} are for validation, add text")
+    dataset = Subset(text, range(len(text) - VAL_CHUNKS))
+    vocab_size = tokenizer.get_vocab_size()
+    model = GPT(
+        args.n_layer, args.n_head, args.n_embd, args.context, args.recompute, vocab_size
+    ).to(device)
+    model.init_weights(args.seed)
+    if args.compile:
+        torch.set_float32_matmul_precision("high")  # TF32 for products of float32 matrices
+        for block in model.blocks:  # equal blocks share one compilation
+            block.compile()
+    optimizer = configure_optimizer(model, args.learning_rate)
+    loss_fn = next_token_loss
+    sampler = ResumableSampler(dataset, seed=args.seed)
+    train_loader = DataLoader(
+        dataset,
+        args.batch_size,
+        sampler=sampler,
+        num_workers=args.num_workers,
+        persistent_workers=args.num_workers > 0,
+        worker_init_fn=start_own_session,
+        pin_memory=device.type == "cuda",
+    )
+    val_set = Subset(text, range(len(dataset), len(text)))
+    val_sampler = DistributedSampler(val_set, shuffle=False)
+    val_loader = DataLoader(val_set, args.batch_size, sampler=val_sampler)
+    Trainer(model, train_loader, val_loader, loss_fn, optimizer, device, args).train()
+    generated = model.generate(tokenizer, "\n", 100)
+    if dist.get_rank() == 0:
+        print(generated)
+    time.sleep(0.1 if device.type == "cpu" else 0)  # or gloo may abort at exit (pytorch#190489)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(parse_args())

@@ -1,0 +1,152 @@
+"""gpt/prepare_tokens.py and gpt/tokens.py: text tokenized once, into shards on disk."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from helpers import MEASURE_MEMORY, ROOT, SIGNAL, patched
+from tokenizers import Tokenizer, models
+
+TINY = "--n_layer 1 --n_head 1 --n_embd 16"
+END = "<|endoftext|>"
+
+
+def prepare(folder, options):
+    command = [sys.executable, ROOT / "gpt" / "prepare_tokens.py", *options.split()]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
+def test_prepared(tmp_path):
+    """Decoded, the shards are the text; and a tokenizer that exists can be used."""
+    texts = ["Ein Satz.\n" * 1000, "Größe, 你好\n" * 500]
+    for number, text in enumerate(texts):
+        (tmp_path / f"{number}.txt").write_text(text)
+    options = "--text 0.txt 1.txt --vocab_size 300 --shard_tokens"
+    result = prepare(tmp_path, f"tokens {options} 1000")
+    assert result.returncode == 0 and not result.stderr, result.stderr
+    shards = sorted((tmp_path / "tokens").glob("*.bin"))
+    sizes = [path.stat().st_size for path in shards]
+    assert len(sizes) > 2 and set(sizes[:-1]) == {2000} and sizes[-1] <= 2000
+    data = b"".join(path.read_bytes() for path in shards)
+    tokens = torch.frombuffer(bytearray(data), dtype=torch.uint16).tolist()
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokens" / "tokenizer.json"))
+    text = tokenizer.decode(tokens, skip_special_tokens=False)
+    assert text == "".join(text + END for text in texts)
+    assert (
+        f"{len(tokens):,} tokens of {tokenizer.get_vocab_size()} in {len(shards)} files"
+        in result.stdout
+    )
+
+    result = prepare(tmp_path, f"other {options} 10000 --tokenizer tokens/tokenizer.json")
+    assert result.returncode == 0, result.stderr
+    other = b"".join(path.read_bytes() for path in sorted((tmp_path / "other").glob("*.bin")))
+    assert other == data
+
+
+def test_bad_input(tmp_path, shell):
+    (tmp_path / "text").write_text("hello\n")
+    for options, message in [
+        (f"{tmp_path} --text text", f"{tmp_path} exists: name another folder, or delete it"),
+        ("tokens --text missing", "cannot read --text missing"),
+        ("tokens --text text --vocab_size 70000", "--vocab_size must be 257 to 65536"),
+    ]:
+        result = prepare(tmp_path, options)
+        assert result.returncode == 2 and message in result.stderr.splitlines()[-1]
+    save_tokenizer(tmp_path / "tokenizer.json", 10)  # without END
+    result = prepare(tmp_path, "tokens --text text --tokenizer tokenizer.json")
+    assert result.stderr == f"--tokenizer needs the token {END} and at most 65,536 tokens\n"
+    assert not (tmp_path / "tokens").exists()
+    shell.ranks("gpt/tokens.py").fails("no tokenizer.json in --data tokens: start gpt/prepare_tok")
+    assert prepare(tmp_path, "tokens --text text").returncode == 0
+    shell.ranks("gpt/tokens.py").fails("--data has 0 chunks: 1024 are for validation, add text")
+
+
+def save_tokenizer(path, size):
+    Tokenizer(models.WordLevel({str(n): n for n in range(size)}, "0")).save(str(path))
+
+
+VAL_CHUNKS, CONTEXT, CHUNKS = 8, 8, 184
+# Each rank prints which chunk it trains at which position of the epoch.
+LOG_CHUNKS = f"""
+script.VAL_CHUNKS = {VAL_CHUNKS}
+script.GPT.generate = lambda self, *args: ""
+run_batch = script.Trainer._run_batch
+def run_and_log(self, inputs, targets):
+    world_size, rank = script.dist.get_world_size(), script.dist.get_rank()
+    for row, chunk in enumerate(inputs):
+        position = self.samples_run + row * world_size + rank
+        print(f"at {{self.epochs_run}} {{position}}: chunk {{chunk[0].item() // {CONTEXT}}}")
+    run_batch(self, inputs, targets)
+script.Trainer._run_batch = run_and_log
+"""
+
+
+def test_resumed_on_other_ranks(shell):
+    """Three shards; stopped on 2 ranks, then on 1, ended on 3: each chunk at its position, once."""
+    folder = shell.folder / "tokens"
+    folder.mkdir()
+    save_tokenizer(folder / "tokenizer.json", 2000)
+    tokens = torch.arange((CHUNKS + VAL_CHUNKS) * CONTEXT + 1).to(torch.uint16)
+    starts = [0, 50 * CONTEXT, 120 * CONTEXT, len(tokens)]
+    for number in range(3):
+        # A chunk's last target is the first token of the next one, so the shards overlap by it.
+        shard = tokens[starts[number] : starts[number + 1] + 1]
+        (folder / f"{number}.bin").write_bytes(shard.numpy().tobytes())
+    script = shell.folder / "tokens.py"
+    script.write_text(patched("gpt/tokens.py", LOG_CHUNKS + SIGNAL))
+
+    def start(ranks, name, **variables):
+        options = f"--data tokens --context {CONTEXT} --batch_size {12 // ranks} {TINY}"
+        return shell.ranks(f"{script} 2 1 {options} --snapshot_path {name}", ranks, **variables)
+
+    undisturbed = start(1, "one.pt").succeeds()
+    outputs = []
+    for ranks, signal_at in [(2, 36), (1, 96)]:
+        job = start(ranks, "several.pt", SIGNAL="15", SIGNAL_AT=f"0 {signal_at}")
+        job.fails("stopped by a signal")
+        outputs.append(job.output)
+    outputs.append(start(3, "several.pt").succeeds())
+
+    def chunks(output):
+        return re.findall(r"at (\d) (\d+): chunk (\d+)", output)
+
+    expected = [(e, p, c) for e, p, c in chunks(undisturbed) if int(p) < CHUNKS]
+    assert len(expected) == 2 * CHUNKS and len({(e, c) for e, _, c in expected}) == 2 * CHUNKS
+    found = [(e, p, c) for output in outputs for e, p, c in chunks(output) if int(p) < CHUNKS]
+    assert sorted(found) == sorted(expected)
+
+
+def test_large_data_is_not_loaded(shell):
+    """A gigabyte in ten shards: zeros, which take no disk; and two steps of it."""
+    folder = shell.folder / "tokens"
+    folder.mkdir()
+    save_tokenizer(folder / "tokenizer.json", 100)
+    for number in range(10):
+        with open(folder / f"{number}.bin", "wb") as file:
+            file.truncate(100_000_000)
+    stop = """
+script.Trainer._evaluate = lambda self: None
+run_batch = script.Trainer._run_batch
+def run_two(self, inputs, targets):
+    run_batch(self, inputs, targets)
+    if self.samples_run == 2:
+        script.dist.destroy_process_group()
+        sys.exit()
+script.Trainer._run_batch = run_two
+"""
+    script = shell.folder / "tokens.py"
+    script.write_text(patched("gpt/tokens.py", MEASURE_MEMORY + stop))
+    job = shell.ranks(f"{script} 1 1 --data tokens --context 1024 --batch_size 1 {TINY}")
+    assert job.wait() == 0, job.output
+    took = int(re.search(r"took (\d+)", job.output)[1])
+    print(took)
+    assert took < 200 * 2**20
+
+
+@pytest.mark.gpu
+def test_on_a_gpu(tmp_path, shell):
+    (tmp_path / "text").write_text("nine green bottles hanging on the wall\n" * 20000)
+    assert prepare(tmp_path, "tokens --text text --vocab_size 300").returncode == 0
+    shell.run("torchrun --standalone --nproc_per_node=1 gpt/tokens.py 1 1 --context 16 --compile")
