@@ -27,7 +27,8 @@ from helpers import (
 from steps import GPT
 from torch.nn import functional
 
-NAMES = [step.file for step in GPT if step.file != "gpt/finetune.py"]
+OTHER_DATA = ("gpt/finetune.py", "gpt/tokens.py")
+NAMES = [step.file for step in GPT if step.file not in OTHER_DATA]
 # The others have other gradients, but the same way to stop and resume; see test_gpt_sharded.py.
 WITH_SNAPSHOTS_OF_THEIR_OWN = ["gpt/gpt.py", "gpt/pretrain.py", "gpt/fsdp.py", "gpt/local_sgd.py"]
 TINY = "--n_layer 1 --n_head 2 --n_embd 16 --context 8"
