@@ -62,6 +62,13 @@ def test_arguments(script, arguments, message, monkeypatch, capsys):
         ("gpt/tensor_parallel.py", "--tp_size 0", TP_SIZE),
         ("gpt/tensor_parallel.py", "--tp_size 4", TP_SIZE),
         ("gpt/tensor_parallel.py", "--context 9 --tp_size 2", TP_SIZE),
+        ("gpt/pipeline_parallel.py", "--pp_size 5", "at most --n_layer and --micro_batches"),
+        ("gpt/pipeline_parallel.py", "--micro_batches 0", "at most --n_layer and --micro_batches"),
+        (
+            "gpt/pipeline_parallel.py",
+            "--micro_batches 5",
+            "--micro_batches must divide --batch_size",
+        ),
         ("gpt/local_sgd.py", "--sync_every 0", "--outer_lr above 0, --outer_momentum 0 to 1"),
     ],
 )
@@ -215,13 +222,6 @@ sys.exit()
         "[Errno 2] No such file or directory: 'snapshot.pt.tmp'",
     )
     assert load(shell.folder / "snapshot.pt")["epochs_run"] == 1
-
-
-def test_two_at_once_need_no_port(shell):
-    """Stage 2 picks a free port, so that a second run does not get in the way of the first."""
-    jobs = [shell.start(f"python multigpu.py 2 1 --snapshot_path {name}") for name in "ab"]
-    for job in jobs:
-        job.succeeds()
 
 
 def test_node_that_missed_the_snapshot(shell, monkeypatch):

@@ -66,8 +66,7 @@ def weights_diff(shell, snapshot, reference):
 
 
 LAYOUTS = {  # ranks and options
-    "fsdp.py": [(4, "--recompute")],
-    "hsdp.py": [(4, "--shard_size 2")],
+    "hsdp.py": [(4, "--shard_size 2 --recompute")],
     "tensor_parallel.py": [(4, "--tp_size 2")],
     "pipeline_parallel.py": [
         (3, "--pp_size 3 --micro_batches 4"),
@@ -111,7 +110,7 @@ def assert_equal_weights(shell, name, layouts, setup, options, tolerance):
     [
         [
             ("tensor_parallel.py", 4, "--tp_size 2"),
-            ("fsdp.py", 2, ""),
+            ("fsdp.py", 2, "--recompute"),
             ("fsdp.py", 3, ""),
             ("tensor_parallel.py", 2, "--tp_size 2"),
         ],
@@ -295,10 +294,21 @@ def test_snapshot_of_another_layout(shell):
     )
 
 
-def test_bad_tp_size(shell):
-    options = "--n_head 3 --n_embd 33 --context 9 --tp_size 3"
-    error = "--tp_size 3 does not divide the 2 ranks"
-    shell.ranks(f"gpt/tensor_parallel.py 1 {options}", 2).fails(error)
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("hsdp.py", "--shard_size 3", "--shard_size 3 does not divide 2 ranks"),
+        (
+            "tensor_parallel.py",
+            "--n_head 3 --n_embd 33 --context 9 --tp_size 3",
+            "--tp_size 3 does not divide the 2 ranks",
+        ),
+        ("pipeline_parallel.py", "--pp_size 3", "--pp_size 3 does not divide the 2 ranks"),
+        ("context_parallel.py", "--n_head 1", "--n_head and --context must be multiples of 2"),
+    ],
+)
+def test_ranks_that_do_not_divide(shell, name, options, message):
+    shell.ranks(f"gpt/{name} 1 {options}", 2).fails(message)
 
 
 def start_local_sgd(shell, epochs, ranks_per_node, setup, options):
