@@ -1,7 +1,7 @@
 """Pretrain a GPT with context parallelism, on several nodes (HOST is the name of one of them):
 
     torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=HOST:29400 \
-        gpt/context_parallel.py 50 10 --context 8192 --n_head 8
+        gpt/context_parallel.py 50 10 --text FILE --context 8192 --n_head 8
 
 Trains for 50 epochs and saves a snapshot every 10. Started again, it resumes from the snapshot;
 to start afresh, delete the file or name another one with --snapshot_path.
@@ -397,7 +397,7 @@ def parse_args():
 
 def configure_optimizer(model, learning_rate):
     """AdamW, with weight decay for matrices but not for biases and norms."""
-    matrices = [p for p in model.parameters() if p.dim() == 2]
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, learning_rate, betas=(0.9, 0.95), fused=matrices[0].is_cuda)

@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -40,7 +41,9 @@ class TextDataset(Dataset):
     """Chunks of `context` tokens of a file; a chunk's target is the same chunk one token later."""
 
     def __init__(self, path, context, tokenizer):
-        self.tokens = torch.tensor(tokenizer(path.read_text(), verbose=False).input_ids)
+        self.tokens = torch.tensor(
+            tokenizer(path.read_text(errors="replace"), verbose=False).input_ids
+        )
         self.context = context
         self.length = max(0, len(self.tokens) - 1) // context
 
@@ -303,12 +306,14 @@ def parse_args():
         parser.error(f"cannot write {args.snapshot_path}: create its folder, or set another path")
     if not (args.model / "config.json").is_file() or not list(args.model.glob("*.safetensors")):
         parser.error(f"no config.json or no *.safetensors in --model {args.model}")
+    if Path(args.export_path).resolve() == args.model.resolve():
+        parser.error("--export_path must not be --model")
     return args
 
 
 def configure_optimizer(model, learning_rate):
     """AdamW, with weight decay for matrices but not for biases and norms."""
-    matrices = [p for p in model.parameters() if p.dim() == 2]
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, learning_rate, betas=(0.9, 0.95), fused=matrices[0].is_cuda)
@@ -332,12 +337,17 @@ def load_pretrained(model, path):
 
 def export(model, tokenizer, path):
     """Writes a folder that `from_pretrained` can load; every rank writes its part."""
+    parts = Path(path, "sharded")  # of the ranks, which rank 0 puts together
+    if dist.get_rank() == 0:
+        shutil.rmtree(parts, ignore_errors=True)  # what a killed run has left
+    group = dist.new_group(backend="gloo", timeout=timedelta(hours=4))
+    dist.barrier(group)
     writer = HuggingFaceStorageWriter(path, save_distributed=True, enable_consolidation=True)
-    dcp.save(weights_in_files(model), storage_writer=writer)
+    dcp.save(weights_in_files(model), storage_writer=writer, process_group=group)
     if dist.get_rank() == 0:
         model.config.save_pretrained(path)
         tokenizer.save_pretrained(path)
-        shutil.rmtree(Path(path, "sharded"))  # the ranks' parts, which were put together
+        shutil.rmtree(parts)
         print(f"exported to {path}")
 
 
@@ -378,6 +388,10 @@ def main(args):
     model.to_empty(device=device)  # memory for this rank's shards
     rotary_class = type(model.model.rotary_emb)
     model.model.rotary_emb = rotary_class(config).to(device)  # computed, and so in no file
+    computed = set(dict(model.named_buffers())) - set(model.state_dict())
+    others = [name for name in computed if not name.startswith("model.rotary_emb.")]
+    if others:
+        sys.exit(f"{args.model} has {others}, which are in no file: not the layout of Llama")
     load_pretrained(model, args.model)
     if args.compile:
         torch.set_float32_matmul_precision("high")  # TF32 for products of float32 matrices

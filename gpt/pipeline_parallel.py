@@ -415,7 +415,7 @@ def parse_args():
 
 def configure_optimizer(model, learning_rate):
     """AdamW, with weight decay for matrices but not for biases and norms."""
-    matrices = [p for p in model.parameters() if p.dim() == 2]
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, learning_rate, betas=(0.9, 0.95), fused=matrices[0].is_cuda)
@@ -450,8 +450,8 @@ def main(args):
     mp_policy = MixedPrecisionPolicy()  # gathers and reduces in the parameters' own type
     if torch.cuda.is_bf16_supported(including_emulation=False):
         mp_policy = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)
-    for block in model.blocks:
-        fully_shard(block, mesh=mesh["dp"], mp_policy=mp_policy)
+    for block in model.blocks:  # gathered once in each step, not for each micro-batch
+        fully_shard(block, mesh=mesh["dp"], mp_policy=mp_policy, reshard_after_forward=False)
     fully_shard(model, mesh=mesh["dp"], mp_policy=mp_policy)
     model.to_empty(device=device)  # memory for this rank's shards
     model.init_weights(args.seed)

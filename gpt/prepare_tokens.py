@@ -7,6 +7,7 @@ trains one on the text: byte pair encoding, as in GPT-2.
 
 import argparse
 import shutil
+import sys
 from array import array
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tqdm import tqdm
 
 END = "<|endoftext|>"
+MAX_VOCAB_SIZE = 65536  # of numbers of two bytes
 
 
 def train_tokenizer(paths, vocab_size):
@@ -28,15 +30,21 @@ def train_tokenizer(paths, vocab_size):
         initial_alphabet=alphabet,
         show_progress=False,
     )
-    tokenizer.train([str(path) for path in paths], trainer)
+    tokenizer.train_from_iterator(lines(paths), trainer)
     return tokenizer
+
+
+def lines(paths):
+    for path in paths:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            yield from file
 
 
 def encode(tokenizer, path):
     """Yields the tokens of a file, a million characters at a time, up to the end of a line."""
     with open(path, encoding="utf-8", errors="replace") as file:
-        while lines := file.readlines(1_000_000):
-            yield tokenizer.encode("".join(lines), add_special_tokens=False).ids
+        while some_lines := file.readlines(1_000_000):
+            yield tokenizer.encode("".join(some_lines), add_special_tokens=False).ids
     yield [tokenizer.token_to_id(END)]
 
 
@@ -69,8 +77,8 @@ def parse_args():
     args = parser.parse_args()
     if args.folder.exists():
         parser.error(f"{args.folder} exists: name another folder, or delete it")
-    if not 257 <= args.vocab_size <= 65536 or args.shard_tokens < 1:
-        parser.error("--vocab_size must be 257 to 65536, --shard_tokens 1 or more")
+    if not 257 <= args.vocab_size <= MAX_VOCAB_SIZE or args.shard_tokens < 1:
+        parser.error(f"--vocab_size must be 257 to {MAX_VOCAB_SIZE}, --shard_tokens 1 or more")
     for path in args.text:
         if not path.is_file():
             parser.error(f"cannot read --text {path}")
@@ -82,8 +90,8 @@ def main(args):
         tokenizer = Tokenizer.from_file(args.tokenizer)
     else:
         tokenizer = train_tokenizer(args.text, args.vocab_size)
-    if tokenizer.get_vocab_size() > 65536 or tokenizer.token_to_id(END) is None:
-        raise SystemExit(f"--tokenizer needs the token {END} and at most 65,536 tokens")
+    if tokenizer.get_vocab_size() > MAX_VOCAB_SIZE or tokenizer.token_to_id(END) is None:
+        sys.exit(f"--tokenizer needs the token {END} and at most {MAX_VOCAB_SIZE:,} tokens")
     unfinished = args.folder.with_name(f"{args.folder.name}.tmp")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)

@@ -404,7 +404,7 @@ def parse_args():
 
 def configure_optimizer(model, learning_rate):
     """AdamW, with weight decay for matrices but not for biases and norms."""
-    matrices = [p for p in model.parameters() if p.dim() == 2]
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, learning_rate, betas=(0.9, 0.95), fused=matrices[0].is_cuda)

@@ -364,14 +364,14 @@ def parse_args():
         parser.error("--n_layer, --n_head, --context must be 1 or more, --n_head divide --n_embd")
     if not os.access(os.path.dirname(args.snapshot_path) or ".", os.W_OK):
         parser.error(f"cannot write {args.snapshot_path}: create its folder, or set another path")
-    if not (args.data / "tokenizer.json").is_file():
-        parser.error(f"no tokenizer.json in --data {args.data}: start gpt/prepare_tokens.py first")
+    if not (args.data / "tokenizer.json").is_file() or not list(args.data.glob("*.bin")):
+        parser.error(f"no tokens in --data {args.data}: start gpt/prepare_tokens.py first")
     return args
 
 
 def configure_optimizer(model, learning_rate):
     """AdamW, with weight decay for matrices but not for biases and norms."""
-    matrices = [p for p in model.parameters() if p.dim() == 2]
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, learning_rate, betas=(0.9, 0.95), fused=matrices[0].is_cuda)

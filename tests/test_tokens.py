@@ -46,7 +46,7 @@ def test_prepared(tmp_path):
 
 
 def test_bad_input(tmp_path, shell):
-    (tmp_path / "text").write_text("hello\n")
+    (tmp_path / "text").write_bytes(b"hello \xff\n")  # no UTF-8: replaced
     for options, message in [
         (f"{tmp_path} --text text", f"{tmp_path} exists: name another folder, or delete it"),
         ("tokens --text missing", "cannot read --text missing"),
@@ -58,7 +58,9 @@ def test_bad_input(tmp_path, shell):
     result = prepare(tmp_path, "tokens --text text --tokenizer tokenizer.json")
     assert result.stderr == f"--tokenizer needs the token {END} and at most 65,536 tokens\n"
     assert not (tmp_path / "tokens").exists()
-    shell.ranks("gpt/tokens.py").fails("no tokenizer.json in --data tokens: start gpt/prepare_tok")
+    shell.ranks("gpt/tokens.py").fails(
+        "no tokens in --data tokens: start gpt/prepare_tokens.py first"
+    )
     assert prepare(tmp_path, "tokens --text text").returncode == 0
     shell.ranks("gpt/tokens.py").fails("--data has 0 chunks: 1024 are for validation, add text")
 
