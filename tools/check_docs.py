@@ -48,7 +48,7 @@ def parse(page):
             if line.startswith("```diff") and not start:
                 typed.append(where)
             code = not code
-        elif code:
+        elif code or line.startswith(("<details", "<summary", "</details")):
             continue
         elif line.startswith("#"):
             section += 1
