@@ -40,14 +40,15 @@ needs_slurm = pytest.mark.skipif(
 
 
 def documented_errors():
-    """Returns the lines of output that docs/hangs.md explains."""
-    page = (ROOT / "docs" / "hangs.md").read_text()
-    return "".join(re.findall(r"^```text\n(.*?)^```", page, re.DOTALL | re.MULTILINE)).splitlines()
+    """Returns the lines of output that docs/errors.md and docs/hangs.md explain."""
+    pages = "".join((ROOT / "docs" / name).read_text() for name in ("errors.md", "hangs.md"))
+    found = re.findall(r"^```text\n(.*?)^```", pages, re.DOTALL | re.MULTILINE)
+    return "".join(found).splitlines()
 
 
 def documented_error(line, *changes):
-    """Returns a line that docs/hangs.md explains, with (old, new) `changes`."""
-    assert line in documented_errors(), f"{line!r} is not in docs/hangs.md"
+    """Returns a line that one of these pages explains, with (old, new) `changes`."""
+    assert line in documented_errors(), f"{line!r} is not in docs/errors.md or docs/hangs.md"
     for old, new in changes:
         assert line.count(old) == 1, (old, line)
         line = line.replace(old, new)

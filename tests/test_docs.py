@@ -353,7 +353,7 @@ def arguments_of(function):
 
 
 def test_documented_errors_are_tested():
-    """What docs/hangs.md says that one sees is an argument of `documented_error` in a test."""
+    """What errors.md and hangs.md show is an argument of `documented_error` in a test."""
     assert documented_errors() and not set(documented_errors()) - arguments_of("documented_error")
 
 

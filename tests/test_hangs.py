@@ -1,8 +1,9 @@
-"""What docs/hangs.md and docs/debugging.md say that one sees when something is wrong, provoked."""
+"""What errors.md, hangs.md and debugging.md in docs/ say that one sees when it fails, provoked."""
 
 import os
 import re
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -24,6 +25,16 @@ dist.init_process_group("gloo")
 if dist.get_rank() == 0:
     dist.all_reduce(torch.ones(1))
 dist.barrier()
+"""
+# Rank 1 has a batch more than rank 0.
+JOINED = """import torch, torch.distributed as dist
+from torch.distributed.algorithms.join import Join
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+with Join([model]):
+    for _ in range(2 + dist.get_rank()):
+        model(torch.ones(1, 1)).sum().backward()
+print("joined")
 """
 # DDP on one rank, with what wraps each process group for the comparison of collectives.
 ONE_RANK_DDP = """import faulthandler, torch, torch.distributed as dist
@@ -171,6 +182,28 @@ def test_one_rank_is_a_step_ahead(shell):
     assert documented_error("Detected mismatch between collectives on ranks") in job.output
 
 
+def test_one_rank_has_more_batches(shell):
+    (shell.folder / "joined").write_text(JOINED)
+    assert shell.run("torchrun --standalone --nproc_per_node=2 joined").count("joined") == 2
+
+
+def test_address_of_the_node(shell):
+    """torchrun tells the ranks the name of the machine, or what --local-addr says."""
+    show = "--no-python printenv MASTER_ADDR"
+    for option, address in (("", socket.getfqdn()), ("--local-addr=127.0.0.7", "127.0.0.7")):
+        assert shell.run(f"torchrun --standalone {option} {show}") == f"{address}\n"
+
+
+def test_address_in_use(shell):
+    (shell.folder / "init").write_text(INIT)
+    with socket.create_server(("", 0)) as server:
+        job = shell.start(f"torchrun --master_port={server.getsockname()[1]} init")
+        job.fails(
+            documented_error("The server socket has failed to listen on any local network address"),
+            documented_error("message: address already in use"),
+        )
+
+
 def test_no_environment(shell):
     """In a shell that does not know .venv; and with a Python that has no packages."""
     bash = shell.start("exec /bin/bash -c 'torchrun multinode.py'", PATH="/nowhere")
@@ -185,6 +218,11 @@ def test_no_environment(shell):
 def test_epochs_by_name(shell):
     job = shell.start("python singlegpu.py --epochs 50")
     job.fails(documented_error("error: unrecognized arguments: --epochs"))
+
+
+def test_local_rank_as_an_argument(shell):
+    job = shell.start("python -m torch.distributed.launch --nproc_per_node=1 multinode.py 50 10")
+    job.fails(documented_error("error: unrecognized arguments: --local-rank=0"))
 
 
 def test_unused_parameters():

@@ -156,7 +156,7 @@ def test_job_files(cluster, shell):
         else:
             (loss,) = re.findall(r"epoch 4 \| loss (\S+)", text)
             assert float(loss) == pytest.approx(losses[-1], rel=1e-3)
-        # torchrun may leave such a line at its end, as docs/hangs.md says.
+        # torchrun may leave such a line at its end, as docs/errors.md says.
         shutdown = documented_error("has failed to shutdown the rendezvous")
         heartbeat = documented_error("has failed to send a keep-alive heartbeat to the rendezvous")
         barrier = documented_error("Error waiting on exit barrier")
