@@ -327,7 +327,7 @@ def repeats_until_shown(terminal, command):
 
 
 WITH_BARRIER = r"sed 's/^        snapshot = {/        dist.barrier()\n&/' multinode.py > barrier.py"
-PY_SPY = "pgrep -u $USER -f -- '-u barrier.py' | xargs -n 1 py-spy dump --pid"
+PY_SPY = """pgrep -u "$(id -u)" -f -- '-u barrier.py' | xargs -n 1 py-spy dump --pid"""
 
 
 def py_spy_may_look():
@@ -361,7 +361,7 @@ def test_stack_of_each_rank(terminal, shell):
     two = terminal(reader)
     two.run(". .venv/bin/activate")
     reader.next("sh", PY_SPY)
-    repeats_until_shown(two, PY_SPY.replace("$USER", str(os.getuid())))
+    repeats_until_shown(two, PY_SPY)
     # Rank 0 saves, so it is the one in the barrier. Another test may run such a script, too.
     (number,) = (
         dump.split(":")[0]
@@ -402,8 +402,7 @@ def test_node_of_a_job(terminal):
     # The nodes of a pocket cluster see each other's processes: this shows the ranks of both.
     shown = Section("The stack of each rank").unread[2]
     reader.unread = [tuple(text.replace("barrier.p", "job.p") for text in shown)]
-    command = PY_SPY.replace("$USER", str(os.getuid())).replace("barrier.py", "job.py")
-    repeats_until_shown(one, command)
+    repeats_until_shown(one, PY_SPY.replace("barrier.py", "job.py"))
     for command in ("exit", f"scancel {job}", "exit"):
         one.enter(command)
         one.prompt()

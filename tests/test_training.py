@@ -169,6 +169,18 @@ def test_gpu_trains_like_the_cpu(shell, script, reference):
     assert max_abs_diff([weight.cpu() for weight in result], reference[0]) < 1e-3
 
 
+def test_trained_model_is_used(shell, monkeypatch):
+    """Without DDP, by the lines of docs/your_project.md."""
+    shell.ranks("multinode.py 2 2 --batch_size 32", 2).succeeds()
+    page = (ROOT / "docs" / "your_project.md").read_text()
+    lines = re.search(r"## Using the trained model.*?```python\n(.*?)```", page, re.DOTALL)[1]
+    monkeypatch.chdir(shell.folder)
+    names = {"torch": torch, "ToyModel": singlegpu.ToyModel}
+    exec(lines, names)
+    assert not names["model"].training
+    assert max_abs_diff(names["model"].parameters(), reference_run(2, 64)[0]) < 1e-6
+
+
 def test_a_resumed_run_keeps_its_learning_rate(tmp_path, monkeypatch):
     """As docs/your_project.md says: that of the snapshot, not that of the script."""
     arguments = ["singlegpu.py", "1", "1", "--snapshot_path", str(tmp_path / "snapshot.pt")]
