@@ -4,13 +4,18 @@
     all-reduce = buckets x hops x latency + 2 (N - 1) / N x bytes / bandwidth
 
 `bench/cost.py` fits it to this machine. Run as a script, it prints what it says of large clusters,
-whose models are sharded: there, it counts all-gathers and reduce-scatters too.
+whose models are sharded: there, it counts all-gathers and reduce-scatters too. With --params, it
+prints which ways to train a model fit on a GPU (bench/memory.py), and how fast they are.
 Times are in seconds, sizes in bytes, bandwidths in bytes per second.
 """
 
+import argparse
 import math
 import random
+import sys
 from typing import NamedTuple
+
+from memory import GPT, memory
 
 
 def all_reduce(ranks, size, latency, bandwidth, buckets=1, hops=None):
@@ -67,7 +72,7 @@ STATE_BYTES = 16  # per parameter, in float32: the weight, its gradient, and Ada
 BLOCKS = 33  # of Llama 3 8B, each with its own collectives: 32, and the embedding with the head
 
 
-def ring(hardware, gpus, size):
+def ring(hardware, gpus, size, blocks=BLOCKS):
     """Returns the time of all-gathers (or reduce-scatters) of `size` bytes in all, one per block.
 
     Each has N - 1 hops: on nodes of several GPUs, NCCL has no tree for them (NVIDIA/nccl#1473).
@@ -77,34 +82,51 @@ def ring(hardware, gpus, size):
     bandwidth = hardware.nvlink_bandwidth
     if nodes > 1:
         bandwidth = min(bandwidth, hardware.network_bandwidth)
-    return BLOCKS * latency + (gpus - 1) / gpus * size / bandwidth
+    return blocks * latency + (gpus - 1) / gpus * size / bandwidth
+
+
+def step_time(hardware, gpus, parameters, flops, shards, recompute=False, blocks=BLOCKS):
+    """Returns the time of a step, of `flops` on all GPUs together, and that of its computation.
+
+    `shards` GPUs share a replica of the model: 1 is DDP, the GPUs of a node are HSDP, all are FSDP.
+    All communication of a pass can hide behind its computation. What is computed a second time is
+    part of the step, and not of its computation.
+    """
+    forward_computation = flops / 3 / gpus / (hardware.flops * hardware.utilization)
+    backward_computation = 2 * forward_computation
+    gather = ring(hardware, shards, WEIGHT_BYTES * parameters, blocks)
+    reduce_scatter = ring(hardware, shards, GRADIENT_BYTES * parameters, blocks)
+    replicas = gpus // shards
+    links = hardware.network_bandwidth
+    if gpus <= hardware.gpus_per_node:
+        links = hardware.nvlink_bandwidth
+    gradient_all_reduce = all_reduce(
+        replicas,
+        GRADIENT_BYTES * parameters / shards,
+        hardware.tree_latency,
+        links / min(shards, hardware.gpus_per_node),  # each GPU sums its own shard
+        blocks,
+        hops=2 * math.ceil(math.log2(replicas)),
+    )
+    forward = max(forward_computation, gather)
+    # The weights are gathered again. NVLink and the network work at the same time.
+    recomputation = forward_computation if recompute else 0
+    backward = max(
+        backward_computation + recomputation, gather + reduce_scatter, gradient_all_reduce
+    )
+    return forward + backward, forward_computation + backward_computation
 
 
 def efficiency(hardware, gpus, parameters, batch_tokens, hsdp=True):
     """Returns which part of a step the GPUs compute, for a global batch of `batch_tokens`.
 
     HSDP shards the model over the GPUs of a node and replicates it over the nodes; without it,
-    FSDP shards it over all GPUs. All communication of a pass can hide behind its computation.
+    FSDP shards it over all GPUs.
     """
-    forward_flops = 2 * parameters * batch_tokens / gpus  # 6 with backward: PaLM, appendix B
-    forward_computation = forward_flops / (hardware.flops * hardware.utilization)
-    backward_computation = 2 * forward_computation
     shards = min(gpus, hardware.gpus_per_node) if hsdp else gpus
-    gather = ring(hardware, shards, WEIGHT_BYTES * parameters)
-    reduce_scatter = ring(hardware, shards, GRADIENT_BYTES * parameters)
-    replicas = gpus // shards
-    gradient_all_reduce = all_reduce(
-        replicas,
-        GRADIENT_BYTES * parameters / shards,
-        hardware.tree_latency,
-        hardware.network_bandwidth / hardware.gpus_per_node,  # each GPU sums its own shard
-        BLOCKS,
-        hops=2 * math.ceil(math.log2(replicas)),
-    )
-    forward = max(forward_computation, gather)
-    # The weights are gathered again. NVLink and the network work at the same time.
-    backward = max(backward_computation, gather + reduce_scatter, gradient_all_reduce)
-    return (forward_computation + backward_computation) / (forward + backward)
+    flops = 6 * parameters * batch_tokens  # PaLM, appendix B
+    step, computation = step_time(hardware, gpus, parameters, flops, shards)
+    return computation / step
 
 
 # Tokens per second and GPU, from torchtitan's benchmarks/llama3_h100_202412_torchtitan.md (FSDP and
@@ -192,8 +214,134 @@ def print_failures(save=30, restart=300):
         print(f"{gpus:>6}{times}{lost[0]:>8.1%}{lost[1]:>8.1%}")
 
 
-if __name__ == "__main__":
+CHANNELS_PER_LAYER = 128  # GPT-3 6.7B and Llama 3 8B have 32 layers of 4096
+TP_BYTES = 3  # per number sent: bfloat16 of the matrices, float32 of the norms
+
+
+def gpt_of_size(params, vocab_size, context, n_layer=None, n_embd=None):
+    """Returns a GPT of `params` parameters, with shapes of usual proportions where none are given.
+
+    A block has 12 n_embd^2 weights.
+    """
+    width = CHANNELS_PER_LAYER
+    while n_embd is None:
+        wider = width + CHANNELS_PER_LAYER
+        blocks = 12 * wider**3 / CHANNELS_PER_LAYER
+        if blocks + (2 * vocab_size + context) * wider > params:
+            n_embd = width
+        width = wider
+    model = GPT(params, 1, n_embd, vocab_size, context)
+    return model._replace(n_layer=n_layer or max(1, round(model.block_params / (12 * n_embd**2))))
+
+
+def tensor_parallel_time(hardware, model, samples, tp, recompute):
+    """Returns the time of the collectives within layers, for which the GPU waits.
+
+    Each block gathers twice and reduce-scatters twice, forward, backward and when recomputed.
+    """
+    size = TP_BYTES * samples * model.context * model.n_embd
+    seconds = (tp - 1) * (hardware.nvlink_latency + size / tp / hardware.nvlink_bandwidth)
+    return (12 if recompute else 8) * model.n_layer * seconds
+
+
+def ways_to_train(gpus, gpus_per_node, tp):
+    """Returns the name of each, how many GPUs share the state, whether it recomputes, and tp."""
+    ways = [("DDP", 1, False, 1), ("DDP, recompute", 1, True, 1)]
+    if gpus > 1:
+        ways += [("FSDP", gpus, False, 1), ("FSDP, recompute", gpus, True, 1)]
+    if gpus > gpus_per_node and gpus % gpus_per_node == 0:
+        ways += [("HSDP, recompute", gpus_per_node, True, 1)]
+    if tp > 1:
+        ways += [(f"FSDP, recompute, TP {tp}", gpus, True, tp)]
+    return ways
+
+
+def print_memory(args, model):
+    """Returns the ways that fit."""
+    number_bytes = {"bfloat16": 2, "float32": 4}[args.dtype]
+    print(
+        f"{model.params / 1e9:g} billion parameters: {model.n_layer} blocks of {model.n_embd} "
+        f"channels, a vocabulary of {model.vocab_size:,}\n"
+        f"GPUs: {args.gpus}, with {args.batch_size} x {model.context:,} tokens each (or each "
+        f"tensor parallel group), in {args.dtype}\n"
+    )
+    fitting = []
+    for way in ways_to_train(args.gpus, H100.gpus_per_node, args.tp_size):
+        name, *options = way
+        parts = memory(model, args.batch_size, number_bytes, *options)
+        if name == "DDP":
+            print(f"{'GB per GPU':<20}" + "".join(f"{part:>12}" for part in parts) + "  fits")
+        fits = parts["peak"] <= args.gpu_memory
+        cells = "".join(f"{size / 1e9:>12.1f}" for size in parts.values())
+        print(f"{name:<20}{cells}{'yes' if fits else 'no':>6}")
+        if fits:
+            fitting.append(way)
+    return fitting
+
+
+def print_speed(args, model, ways):
+    print(f"\n{'H100, ' + H100.name:<32}{'tokens/step':>12}{'s/step':>12}{'tokens/s':>12}")
+    for name, shards, recompute, tp in ways:
+        # A tensor parallel group is like one larger GPU, which also waits for its collectives.
+        group = H100._replace(
+            flops=H100.flops * tp,
+            gpus_per_node=H100.gpus_per_node // tp,
+            nvlink_bandwidth=H100.nvlink_bandwidth * tp,
+        )
+        groups = args.gpus // tp
+        tokens = args.batch_size * model.context * groups
+        flops = model.flops_per_token * tokens
+        shards = min(shards, groups)
+        blocks = model.n_layer + 1
+        seconds, _ = step_time(group, groups, model.params, flops, shards, recompute, blocks)
+        seconds += tensor_parallel_time(H100, model, args.batch_size, tp, recompute)
+        print(f"{name:<32}{tokens:>12,}{seconds:>12.2f}{tokens / seconds:>12,.0f}")
+
+
+def parse_args():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--params", type=float, help="of a GPT, such as 8e9")
+    parser.add_argument("--gpus", type=int, default=8)
+    parser.add_argument("--gpu_memory", type=float, default=80e9, help="in bytes")
+    parser.add_argument("--batch_size", type=int, default=1, help="per GPU, or per TP group")
+    parser.add_argument("--context", type=int, default=8192, help="in tokens")
+    parser.add_argument("--vocab_size", type=int, default=128256, help="by default Llama 3's")
+    parser.add_argument("--n_layer", type=int, help="by default fitting --params, as --n_embd")
+    parser.add_argument("--n_embd", type=int)
+    parser.add_argument("--tp_size", type=int, help="by default a node, if --gpus allow it")
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    args = parser.parse_args()
+    if args.params is None:
+        if len(sys.argv) > 1:
+            parser.error("the other arguments need --params")
+        return args, None
+    if args.tp_size is None:
+        args.tp_size = math.gcd(args.gpus, H100.gpus_per_node)
+    numbers = [value for value in vars(args).values() if isinstance(value, (int, float))]
+    if not all(1 <= number < math.inf for number in numbers):
+        parser.error("all numbers must be 1 or more")
+    if args.gpus % args.tp_size or H100.gpus_per_node % args.tp_size:
+        parser.error("--tp_size must divide --gpus and the 8 GPUs of a node")
+    model = gpt_of_size(args.params, args.vocab_size, args.context, args.n_layer, args.n_embd)
+    if model.block_params <= 0:
+        parser.error("the embedding and the head alone have --params: lower --vocab_size")
+    return args, model
+
+
+def main():
+    args, model = parse_args()
+    if model:
+        fitting = print_memory(args, model)
+        if not fitting:
+            print("\nnothing fits: use more GPUs, a smaller --batch_size or a shorter --context")
+        elif args.dtype == "bfloat16":  # the formula's speed is that of 16-bit products
+            print_speed(args, model, fitting)
+        return
     print_clusters()
     print_published()
     print_stragglers()
     print_failures()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""The memory that a GPU needs to train the GPT of gpt/, by part, for each way to split it
+
+The peak is at the start of the backward pass, when all activations are kept, or at its end, when
+they are freed and the gradients are there. Sizes are in bytes. What follows from them:
+`python bench/formula.py --params 8e9`.
+"""
+
+from typing import NamedTuple
+
+FLOAT32 = 4  # bytes: weights, gradients and AdamW's averages, the norms' inputs, the loss
+
+# What a block keeps for the backward pass, in numbers per token and channel: the 34 bytes of
+# Korthikanti et al. 2022 (arXiv 2205.05198, section 4.1), which count 2 bytes per number, less the
+# masks of dropout, which this block has not. Flash attention keeps no matrix of scores. Of these,
+# the inputs of the two norms stay in float32 under autocast.
+NORM_INPUTS = 2
+MATRIX_INPUTS = 2  # of qkv and up; tensor parallelism gathers them, so that each rank has them all
+OTHERS = 3 + 1 + 4 + 4  # q, k and v; the input of proj; up's output; the input of down
+# In the backward pass of the MLP: the gradients of GELU's input and output and of the block's
+# output, less the input of down, which is freed by then.
+BACKWARD = 4 + 4 + 1 - 4
+# Per token and entry of the vocabulary, in float32: log-softmax, its gradient, that of the logits.
+LOGITS = 3
+
+
+class GPT(NamedTuple):
+    """The shape of a model; its embedding and its head have a matrix each."""
+
+    params: float
+    n_layer: int
+    n_embd: int
+    vocab_size: int
+    context: int
+
+    @property
+    def root_params(self):
+        """Those of no block, which FSDP gathers for the whole step."""
+        return (2 * self.vocab_size + self.context) * self.n_embd
+
+    @property
+    def block_params(self):
+        return (self.params - self.root_params) / self.n_layer
+
+    @property
+    def flops_per_token(self):
+        """As gpt/pretrain.py counts them: with attention, without the embeddings."""
+        multiplied = self.params - (self.vocab_size + self.context) * self.n_embd
+        return 6 * multiplied + 12 * self.n_layer * self.n_embd * self.context
+
+
+def activations(model, samples, number_bytes, block_input_bytes, recompute, tp):
+    """Returns the bytes that the backward pass starts with, and what its first block adds."""
+    channels = samples * model.context * model.n_embd
+    split = NORM_INPUTS * FLOAT32 + OTHERS * number_bytes
+    block = channels * (split / tp + MATRIX_INPUTS * number_bytes)
+    backward = channels * BACKWARD * number_bytes / tp
+    if not recompute:
+        return model.n_layer * block, backward
+    return model.n_layer * channels * block_input_bytes / tp, block + backward
+
+
+def memory(model, samples, number_bytes, shards=1, recompute=False, tp=1):
+    """Returns the bytes of each part and, last, of their sum at the peak.
+
+    `shards` is the number of ranks that share the state, with tensor parallelism those of all
+    groups; 1 is DDP. `samples` are those of a rank, or of a tensor parallel group of `tp` ranks.
+    `number_bytes` is 2 for bfloat16, with autocast or FSDP's mixed precision, and 4 for float32.
+    """
+    weights = FLOAT32 * model.params / shards
+    if shards == 1:
+        at_end = FLOAT32 * model.params  # DDP's buckets, a second copy of the gradients
+        casts = number_bytes * model.params if number_bytes < FLOAT32 else 0  # those of autocast
+        at_start = during = at_end + casts
+        block_input_bytes = FLOAT32
+    else:
+        root, block = model.root_params / tp, model.block_params / tp
+        at_start = root * number_bytes
+        # Of blocks, the weights of two, the gradients of one, and those that are being summed; of
+        # the root, the gradient of the head, and at the end the gradients that are being summed.
+        in_use = block * (3 * number_bytes + FLOAT32) + root / 2 * number_bytes
+        during = at_end = at_start + max(in_use, root * FLOAT32)
+        block_input_bytes = number_bytes
+    kept, backward = activations(model, samples, number_bytes, block_input_bytes, recompute, tp)
+    logits = samples * model.context * model.vocab_size * LOGITS * FLOAT32
+    return {
+        "weights": weights,
+        "optimizer": 2 * weights,
+        "gradients": weights,
+        "copies": max(at_start, during),
+        "activations": kept + backward,
+        "logits": logits,
+        "peak": 3 * weights
+        + max(kept + logits + at_start, kept + backward + during, weights + at_end),
+    }
