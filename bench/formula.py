@@ -270,10 +270,11 @@ def print_memory(args, model):
         name, *options = way
         parts = memory(model, args.batch_size, number_bytes, *options)
         if name == "DDP":
-            print(f"{'GB per GPU':<20}" + "".join(f"{part:>12}" for part in parts) + "  fits")
+            columns = {part: f"{part:>{max(8, len(part) + 2)}}" for part in parts}
+            print(f"{'GB per GPU':<21}" + "".join(columns.values()) + "  fits")
+        cells = "".join(f"{parts[part] / 1e9:>{len(text)}.1f}" for part, text in columns.items())
         fits = parts["peak"] <= args.gpu_memory
-        cells = "".join(f"{size / 1e9:>12.1f}" for size in parts.values())
-        print(f"{name:<20}{cells}{'yes' if fits else 'no':>6}")
+        print(f"{name:<21}{cells}{'yes' if fits else 'no':>6}")
         if fits:
             fitting.append(way)
     return fitting

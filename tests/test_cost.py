@@ -1,6 +1,7 @@
 """The formulas of bench/formula.py, against simulations and known values."""
 
 import math
+import re
 import sys
 
 import pytest
@@ -80,3 +81,51 @@ def test_best_interval():
     best = formula.best_interval(save=30, failure_interval=36_000)
     lost = [formula.lost_time(best * factor, 30, 300, 36_000, 20_000) for factor in (0.4, 1, 2.5)]
     assert lost[1] < min(lost[0], lost[2])
+
+
+def run_formula(arguments, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["formula.py", *arguments.split()])
+    formula.main()
+
+
+def test_page_shows_what_the_calculator_prints(monkeypatch, capsys):
+    page = (ROOT / "docs" / "choose.md").read_text()
+    shown = re.findall(
+        r"^```sh\npython bench/formula.py ([^\n]*)\n```\n\n```text\n(.*?)^```", page, re.M | re.S
+    )
+    assert len(shown) == 2
+    for arguments, output in shown:
+        run_formula(arguments, monkeypatch)
+        printed = capsys.readouterr().out
+        assert all(line in printed.splitlines() for line in output.splitlines() if line != "…")
+        assert output == printed or "…" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--gpus 8", "the other arguments need --params"),
+        ("--params 8e9 --gpus 0", "all numbers must be 1 or more"),
+        ("--params nan", "all numbers must be 1 or more"),
+        ("--params 8e9 --n_layer 0", "all numbers must be 1 or more"),
+        ("--params 8e9 --gpus 12", None),
+        ("--params 8e9 --gpus 12 --tp_size 8", "--tp_size must divide --gpus and the 8 GPUs of"),
+        ("--params 1e7", "the embedding and the head alone have --params: lower --vocab_size"),
+    ],
+)
+def test_arguments_of_the_calculator(arguments, message, monkeypatch, capsys):
+    if message is None:
+        return run_formula(arguments, monkeypatch)
+    with pytest.raises(SystemExit) as exit:
+        run_formula(arguments, monkeypatch)
+    assert exit.value.code == 2
+    assert f"error: {message}" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_speed_of_the_calculator(monkeypatch, capsys):
+    """Llama 3.1 8B on 8 GPUs with FSDP, within 5 % of torchtitan's measurement."""
+    _, parameters, tokens, (gpus, _), (published, _) = formula.PUBLISHED[0]
+    shape = f"--n_layer 32 --n_embd 4096 --batch_size {tokens // 8192} --gpu_memory 1e12"
+    run_formula(f"--params {parameters} --gpus {gpus} {shape}", monkeypatch)
+    speed = re.search(r"^FSDP  .* ([\d,]+)$", capsys.readouterr().out, re.M)[1]
+    assert int(speed.replace(",", "")) / gpus == pytest.approx(published, rel=0.05)

@@ -195,6 +195,10 @@ def by_hand(one, two, three):
     one.shows_next()
     one.run("diff --color -U0 multigpu.py multigpu_torchrun.py", ("--color", "--color || true; :"))
 
+    for batch_size in (" --batch_size 2", ""):
+        one.run(f"python bench/formula.py --params 8e9 --gpus 64{batch_size}")
+        one.shows_next()
+
     one.run("python singlegpu.py 50 10")
     one.shows_next()
 
