@@ -92,9 +92,10 @@ def run(name, ranks, options, shape):
         chunks = STEPS * samples * ranks // tp + VAL_CHUNKS
         Path(folder, "text").write_bytes(random.Random(0).randbytes(chunks * CONTEXT + 1))
         script = ["--script", name, "--shape", str(n_layer), str(n_embd)]
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         options = f"--text text --batch_size {samples} {options}".split()
         subprocess.run(
-            ["torchrun", "--standalone", f"--nproc_per_node={ranks}", __file__, *script, *options],
+            [*torchrun, f"--nproc_per_node={ranks}", __file__, *script, *options],
             check=True,
             cwd=folder,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
