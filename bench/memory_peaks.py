@@ -112,6 +112,8 @@ def main():
     args, arguments = parser.parse_known_args()
     if args.script:
         return measure(args.script, *args.shape, arguments)
+    if arguments:
+        parser.error(f"unrecognized arguments: {' '.join(arguments)}")
     print(f"{'MB per rank':<50}{'ranks':>6}{'predicted':>11}{'measured':>10}{'ratio':>7}")
     for name, ranks, options, shape in RUNS:
         predicted, measured = run(name, ranks, options, shape)
