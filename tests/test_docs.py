@@ -322,6 +322,16 @@ def test_links_of_the_site(site, tmp_path):
     assert result.returncode == 1 and "assets/ranks.svg" in result.stdout
 
 
+def test_figures_are_current(shell):
+    """Samples, collectives and FSDP's calls are still as docs/assets/ shows them."""
+    shell.ranks("bench/figures.py --folder figures", 4).succeeds()
+    figures = list((shell.folder / "figures").glob("*.svg"))
+    assert len(figures) == 6
+    for figure in figures:
+        shown = ROOT / "docs" / "assets" / figure.name
+        assert figure.read_text() == shown.read_text(), figure.name
+
+
 def test_links_outside_the_site():
     for page in ROOT.glob("*.md"):
         for link in re.findall(r"\]\((?!https:|#)([^)#]+)", page.read_text()):

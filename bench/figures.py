@@ -1,0 +1,212 @@
+"""Draws who gets which sample, four collectives, and what FSDP gathers, as they really happen:
+
+    torchrun --standalone --nproc_per_node=4 bench/figures.py --folder docs/assets
+
+Their orders and values do not depend on the machine, so that a test can compare the pictures.
+"""
+
+import argparse
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.data import DataLoader, DistributedSampler
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+from gpt.fsdp import GPT  # noqa: E402
+
+RANKS, BLOCKS = 4, 4
+CELL = 18
+STYLE = """<style>
+text { font: 13px system-ui, sans-serif; fill: #1f2328; text-anchor: middle }
+.start { text-anchor: start } .end { text-anchor: end }
+rect { fill: none; stroke: #59636e; rx: 3px } path { fill: none; stroke: #59636e }
+.a { fill: #ddf4ff; stroke: #0550ae } .b { fill: #fff1d6; stroke: #7d4e00 }
+.c { fill: #dafbe1; stroke: #116329 } .d { fill: #fbefff; stroke: #6639ba }
+.e { stroke: #0550ae; stroke-dasharray: 3 3 }
+@media (prefers-color-scheme: dark) {
+  text { fill: #e6edf3 } rect, path { stroke: #9198a1 }
+  .a { fill: #0c2d6b; stroke: #79c0ff } .b { fill: #4b2900; stroke: #e3b341 }
+  .c { fill: #04260f; stroke: #7ee787 } .d { fill: #3c1e70; stroke: #d2a8ff }
+  .e { stroke: #79c0ff }
+}
+</style>"""
+
+
+class Picture:
+    """An SVG in the page's pixels, which follows its light or dark."""
+
+    def __init__(self, width, height, title):
+        size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
+        self.lines = [f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">']
+        self.lines += [f"<title>{title}</title>", STYLE]
+
+    def text(self, x, y, text, look="start"):
+        self.lines.append(f'<text class="{look}" x="{x:g}" y="{y:g}">{text}</text>')
+
+    def box(self, x, y, width, height, look="", text=""):
+        size = f'width="{width:g}" height="{height:g}"'
+        self.lines.append(f'<rect class="{look}" x="{x:g}" y="{y:g}" {size}/>')
+        if text != "":
+            self.text(x + width / 2, y + height / 2 + 4.5, text, "")
+
+    def path(self, path):
+        self.lines.append(f'<path d="{path}"/>')
+
+    def arrow_right(self, x, y, length):
+        self.path(f"M{x:g} {y:g} h{length:g} m-5 -4 l5 4 l-5 4")
+
+    def save(self, path):
+        path.write_text("\n".join([*self.lines, "</svg>\n"]))
+
+
+def draw_batches(picture, y, title, ranks):
+    """Draws the batches of each rank, a column per step."""
+    picture.text(4, y, title)
+    for step in range(len(ranks[0])):
+        picture.text(90 + 82 * step, y + 24, f"step {step + 1}", "")
+    for rank, batches in enumerate(ranks):
+        top = y + 32 + 32 * rank
+        picture.text(4, top + 17, f"rank {rank}")
+        for step, batch in enumerate(batches):
+            for place, sample in enumerate(batch):
+                picture.box(57 + 82 * step + 34 * place, top, 30, 24, "ab"[rank], sample)
+
+
+def draw_sampler(path):
+    """Eight samples on two ranks, in batches of two, with DistributedSampler and without."""
+    dataset = range(8)
+    sharded, unsharded = [], []
+    for rank in range(2):
+        sampler = DistributedSampler(dataset, num_replicas=2, rank=rank)
+        sharded.append([batch.tolist() for batch in DataLoader(dataset, 2, sampler=sampler)])
+        torch.manual_seed(rank)
+        unsharded.append([batch.tolist() for batch in DataLoader(dataset, 2, shuffle=True)])
+    picture = Picture(400, 276, "The samples of two ranks, with and without DistributedSampler")
+    picture.text(4, 21, "order")
+    for place, sample in enumerate(DistributedSampler(dataset, num_replicas=1, rank=0)):
+        look = "a" if any(sample in batch for batch in sharded[0]) else "b"
+        picture.box(57 + 34 * place, 4, 30, 24, look, sample)
+    draw_batches(picture, 56, "With DistributedSampler: 2 steps per epoch", sharded)
+    draw_batches(picture, 182, "Without: 4 steps, and each rank takes all samples", unsharded)
+    picture.save(path)
+
+
+def run_collectives():
+    """Returns, for each collective, what this rank contributes and what it receives."""
+    rank = dist.get_rank()
+    ours = torch.arange(RANKS) + 10 * rank
+    summed, gathered, exchanged = ours.clone(), torch.empty_like(ours), torch.empty_like(ours)
+    part_of_sum = torch.empty_like(ours[:1])
+    dist.all_reduce(summed)
+    dist.all_gather_single(gathered, ours[rank : rank + 1])
+    dist.reduce_scatter_single(part_of_sum, ours)
+    dist.all_to_all_single(exchanged, ours)
+    return {
+        "all-reduce": [ours.tolist(), summed.tolist()],
+        "all-gather": [ours[rank : rank + 1].tolist(), gathered.tolist()],
+        "reduce-scatter": [ours.tolist(), part_of_sum.tolist()],
+        "all-to-all": [ours.tolist(), exchanged.tolist()],
+    }
+
+
+def draw_collective(path, name, ranks):
+    """Draws the tensors of each rank before and after; tens and colour say whose value it is."""
+    picture = Picture(172, 132, name)
+    picture.text(4, 15, name)
+    picture.text(4, 37, "rank")
+    for side, left in ((0, 14), (1, 99)):
+        picture.text(left + 72, 37, ("before", "after")[side], "end")
+        for rank, tensors in enumerate(ranks):
+            top = 44 + 21 * rank
+            picture.text(4, top + 14, rank)
+            for place, value in enumerate(tensors[side]):
+                # A single value stands where it has its place in the whole tensor.
+                column = place if len(tensors[side]) > 1 else rank
+                look = "abcd"[value // 10] if value < 10 * RANKS else ""
+                picture.box(left + CELL * column, top, CELL, CELL, look, value)
+    picture.arrow_right(88, 84, 9)
+    picture.save(path)
+
+
+def trace_fsdp():
+    """Returns on rank 0 what FSDP does with which block in a training step, in the CPU's order."""
+    model = GPT(BLOCKS, n_head=1, n_embd=16, context=16, recompute=False)
+    mesh = init_device_mesh("cpu", (RANKS,))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    is_main = dist.get_rank() == 0  # a profiler takes half a second to start
+    with profile(activities=[ProfilerActivity.CPU]) if is_main else nullcontext() as prof:
+        model(torch.zeros(1, 16, dtype=torch.long)).sum().backward()
+    if not is_main:
+        return []
+    ranges = sorted(prof.events(), key=lambda event: event.time_range.start)
+    names = [event.name.removeprefix("FSDP::") for event in ranges if "FSDP::" in event.name]
+    kinds = {
+        "all_gather": "gather",
+        "all_gather_copy_out": "use",
+        "post_forward": "free",
+        "post_backward_reshard": "free",
+        "post_backward_reduce": "reduce",
+    }
+    # A name is like "all_gather (blocks.0)".
+    return [
+        (kinds[kind], int(module[-2]))
+        for kind, _, module in (name.partition(" (blocks.") for name in names)
+        if module and kind in kinds
+    ]
+
+
+def draw_fsdp(path, steps):
+    """Draws a row per block: when it is gathered, in use, and freed, in the order of `steps`."""
+    picture = Picture(400, 208, "FSDP gathers and frees the blocks of a GPT in a training step")
+    left, width = 57, 340 / len(steps)
+    backward = steps.index(("free", BLOCKS - 1)) + 1  # it begins with the last block
+    picture.text(left, 15, "forward")
+    picture.text(left + backward * width, 15, "backward")
+    looks = {"gather": "e", "use": "a", "reduce": "b"}
+    for block in range(BLOCKS):
+        top = 24 + 30 * block
+        picture.text(4, top + 16, f"block {block}")
+        own = [(i, kind) for i, (kind, of) in enumerate(steps) if of == block]
+        for (start, kind), (end, _) in zip(own, [*own[1:], (own[-1][0] + 1, "")], strict=True):
+            if kind in looks:
+                picture.box(left + start * width, top, (end - start) * width, 22, looks[kind])
+    picture.arrow_right(left, 150, 340)
+    picture.text(left + 170, 168, "in the order of the calls", "")
+    names = {"gather": "all-gather", "use": "in use", "reduce": "reduce-scatter"}
+    for column, (kind, name) in enumerate(names.items()):
+        picture.box(4 + 130 * column, 182, 22, 22, looks[kind])
+        picture.text(32 + 130 * column, 198, name)
+    picture.save(path)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--folder", type=Path, default=Path("runs"), help="where to draw")
+    folder = parser.parse_args().folder
+    dist.init_process_group("gloo")
+    if dist.get_world_size() != RANKS:
+        sys.exit(f"figures.py: start it with --nproc_per_node={RANKS}")
+    ranks = [None] * RANKS
+    dist.all_gather_object(ranks, run_collectives())
+    steps = trace_fsdp()
+    if dist.get_rank() == 0:
+        folder.mkdir(exist_ok=True)
+        draw_sampler(folder / "sampler.svg")
+        for name in ranks[0]:
+            draw_collective(folder / f"{name}.svg", name, [tensors[name] for tensors in ranks])
+        draw_fsdp(folder / "fsdp.svg", steps)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
