@@ -1,8 +1,10 @@
 """Seconds from the SIGKILL of one of three nodes to the next step of the others, by phase.
 
 With torchrun's default settings and with those of docs/elastic_ddp.md, in turn: recovery_time.py 10
+Draws the medians of the second: --svg docs/assets/recovery.svg
 """
 
+import argparse
 import os
 import re
 import shutil
@@ -15,16 +17,16 @@ import time
 import uuid
 from pathlib import Path
 
+from figures import Picture
 from torch.distributed import TCPStore
 
 ROOT = Path(__file__).resolve().parent.parent
 # What each phase ends with: what so many of the two survivors have printed.
 PHASES = {
-    "noticed": ("Error", 2),
-    "agreed, processes started": ("python started", 2),
+    "failure noticed": ("Error", 2),
+    "rendezvous and restart": ("python started", 2),
     "torch imported": ("torch imported", 2),
-    "group formed": ("of 2 starts", 2),
-    "first step": (" samples |", 1),
+    "group and first step": (" samples |", 1),
 }
 # Runs the script in a process that tells what it has done so far.
 TIMED = f"""
@@ -114,16 +116,34 @@ def tails(nodes, read):
     return [node.log.read_text()[n:] for node, n in zip(nodes, read, strict=True)]
 
 
+def draw(seconds, path):
+    """Draws the phases on a time axis, which begins with the kill."""
+    picture = Picture(400, 164, "What happens after a kill, in seconds")
+    pixels = 220 / sum(seconds)
+    start = left = 160
+    for row, (name, duration) in enumerate(zip(PHASES, seconds, strict=True)):
+        picture.text(4, 22 + 26 * row, name)
+        picture.box(start, 6 + 26 * row, duration * pixels, 22, "ab"[row % 2])
+        start += duration * pixels
+    picture.arrow_right(left, 120, 236)
+    for second in range(0, int(sum(seconds)) + 1, 2):
+        picture.path(f"M{left + second * pixels:.1f} 117 v6")
+        picture.text(left + second * pixels, 140, second, "")
+    picture.text(270, 158, "seconds since the kill", "")
+    picture.save(path)
+
+
 def main():
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 10
-    settings_by_name = {
-        "torchrun's defaults": "",
-        f"--rdzv_conf={FAST_CONF}": f"--rdzv_conf={FAST_CONF}",
-    }
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("rounds", nargs="?", type=int, default=10)
+    parser.add_argument("--svg", type=Path, default=Path("runs/recovery.svg"), help="where to draw")
+    args = parser.parse_args()
+    fast = f"--rdzv_conf={FAST_CONF}"
+    settings_by_name = {"torchrun's defaults": "", fast: fast}
     seconds = {name: [] for name in settings_by_name}
-    for number in range(rounds):
+    for number in range(args.rounds):
         for name, settings in settings_by_name.items():
-            if settings or number < max(1, rounds // 5):  # the defaults take minutes
+            if settings or number < max(1, args.rounds // 5):  # the defaults take minutes
                 seconds[name].append(measure(settings))
     for name, rows in seconds.items():
         totals = [sum(row) for row in rows]
@@ -131,6 +151,8 @@ def main():
         print(f"{name}: {statistics.median(totals):.1f} s (median of {len(rows)}, {spread})")
         for phase, values in zip(PHASES, zip(*rows, strict=True), strict=True):
             print(f"  {statistics.median(values):5.1f} s  {phase}")
+    args.svg.parent.mkdir(exist_ok=True)
+    draw([statistics.median(values) for values in zip(*seconds[fast], strict=True)], args.svg)
 
 
 if __name__ == "__main__":
