@@ -480,11 +480,12 @@ def second_series(one):
     arguments = "1 1 --text text.txt --save_every_steps 50 --snapshot_path"
     one.run(f"{TWO_RANKS} gpt/pretrain.py {arguments} pretrain.pt")
     one.shows_next()
-    options = "--vocab_size 512 --shard_tokens 100000"
-    one.run(f"python gpt/prepare_tokens.py tokens --text text.txt {options}")
-    options = "--save_every_steps 50 --snapshot_path tokens.pt"
-    one.run(f"{TWO_RANKS} gpt/tokens.py 2 1 --data tokens {options}")
-    one.shows_next()
+    batch = "1 1 --text text.txt --batch_size 64"
+    over_a_slow_link(
+        one,
+        f"gpt/pretrain.py {batch} --snapshot_path uncompressed.pt",
+        f"gpt/slow_network.py {batch} --compress --snapshot_path compressed.pt",
+    )
     one.run(f"{TWO_RANKS} gpt/fsdp.py {arguments} fsdp")
     one.shows_next()
     convert = "python -m torch.distributed.checkpoint.format_utils dcp_to_torch"
@@ -506,28 +507,24 @@ def second_series(one):
     with_cp = arguments.replace("--save", "--batch_size 64 --save")
     one.run(f"{TWO_RANKS} gpt/context_parallel.py {with_cp} context.pt")
     one.shows_next()
-    over_a_slow_link(one)
+    over_a_slow_link(one, f"gpt/local_sgd.py {batch} --sync_every 19 --snapshot_path local_sgd")
+    options = "--vocab_size 512 --shard_tokens 100000"
+    one.run(f"python gpt/prepare_tokens.py tokens --text text.txt {options}")
+    options = "--save_every_steps 50 --snapshot_path tokens.pt"
+    one.run(f"{TWO_RANKS} gpt/tokens.py 2 1 --data tokens {options}")
+    one.shows_next()
 
 
-def over_a_slow_link(one):
-    srun = "srun --nodes=2 --gres=gpu:1 ./slurm/torchrun_script.sh"
-    arguments = "1 1 --text text.txt --batch_size 64"
-    for commands in (
-        (
-            f"{srun} gpt/pretrain.py {arguments} --snapshot_path uncompressed.pt",
-            f"{srun} gpt/slow_network.py {arguments} --compress --snapshot_path compressed.pt",
-        ),
-        (f"{srun} gpt/local_sgd.py {arguments} --sync_every 19 --snapshot_path local_sgd",),
-    ):
-        one.run("slurm/pocket-cluster -n 2 -g 1 --bandwidth 20mbit")
-        one.run(". .venv/bin/activate")
-        outputs = []
-        for command in commands:
-            one.run(command)
-            outputs.append(one.output)
-        one.run("exit")
-        for one.output in outputs:
-            one.shows_next()
+def over_a_slow_link(one, *scripts):
+    one.run("slurm/pocket-cluster -n 2 -g 1 --bandwidth 20mbit")
+    one.run(". .venv/bin/activate")
+    outputs = []
+    for script in scripts:
+        one.run(f"srun --nodes=2 --gres=gpu:1 ./slurm/torchrun_script.sh {script}")
+        outputs.append(one.output)
+    one.run("exit")
+    for one.output in outputs:
+        one.shows_next()
 
 
 @pytest.mark.path
