@@ -1,12 +1,14 @@
 """The docs show the code as it is, the site works, and what they tell to type is tested."""
 
 import ast
+import colorsys
 import contextlib
 import functools
 import http.server
 import os
 import re
 import shutil
+import statistics
 import subprocess
 import sys
 import threading
@@ -232,16 +234,19 @@ THIN = """() => {
 }"""
 
 
-# Returns the smallest font of code, how many blocks of code there are, how many of them are wider
-# than their box, and the longest line of prose, in characters.
+# Returns the smallest font of code, how many blocks of code are wider than their box, and the
+# lengths of the lines of prose that are full, and of the longest line, in characters.
 MEASURE = """(with_lines) => {
-  const codes = [...document.querySelectorAll("article code, article .diff pre")];
-  const blocks = [...document.querySelectorAll("article pre > code, article .diff")];
+  const codes = [...document.querySelectorAll("article code")];
+  const blocks = [...document.querySelectorAll("article pre > code")];
   const fonts = codes.map((code) => parseFloat(getComputedStyle(code).fontSize));
+  const full = [];
   let longest = 0;
   const prose = with_lines ? document.querySelectorAll("article :is(p, li, dd)") : [];
   for (const block of prose) {
     const lengths = {};
+    const top = block.getBoundingClientRect().top;
+    const height = parseFloat(getComputedStyle(block).lineHeight);
     const texts = document.createTreeWalker(block, NodeFilter.SHOW_TEXT);
     for (let text = texts.nextNode(); text; text = texts.nextNode()) {
       if (text.parentElement.closest("p, li, dd, pre, ul") != block) continue;
@@ -249,14 +254,16 @@ MEASURE = """(with_lines) => {
         const range = document.createRange();
         range.setStart(text, word.index);
         range.setEnd(text, word.index + 1);
-        const line = Math.round(range.getBoundingClientRect().bottom / 8);
+        const box = range.getBoundingClientRect();
+        const line = Math.floor(((box.top + box.bottom) / 2 - top) / height);
         lengths[line] = (lengths[line] || 0) + word[0].length;
       }
     }
     longest = Math.max(longest, ...Object.values(lengths));
+    if (block.parentElement.matches("article")) full.push(...Object.values(lengths).slice(0, -1));
   }
   const wide = blocks.filter((block) => block.scrollWidth > block.clientWidth);
-  return [Math.min(...fonts, 99), blocks.length, wide.length, longest];
+  return [Math.min(...fonts, 99), wide.length, full, longest];
 }"""
 
 
@@ -264,47 +271,103 @@ MEASURE = """(with_lines) => {
     not BROWSER, reason="get the browser test with: sudo apt-get install chromium (or Chrome)"
 )
 def test_site_in_a_browser(site):
-    """Every page at two widths, light and dark: nothing fails, sticks out, or is hard to read."""
+    """Every page at two widths: nothing fails, sticks out, or is hard to read, light or dark."""
     from axe_core_python.sync_playwright import Axe
     from playwright.sync_api import sync_playwright
 
     problems, pages = [], sorted(str(path.relative_to(site)) for path in site.rglob("*.html"))
     assert len(pages) == len(list((ROOT / "docs").rglob("*.md"))) + 1  # and 404.html
-    brief = {"resultTypes": ["violations"]}  # not all that is well
+    brief = {"resultTypes": ["violations"], "runOnly": ["wcag2a", "wcag2aa"]}
+    full_lines = []  # their lengths
     with served(site) as address, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
         page = browser.new_page()
+        page.add_init_script("localStorage.clear()")  # where the theme keeps light or dark
         page.on("console", lambda m: m.type == "error" and problems.append((name, m.text)))
         page.on("pageerror", lambda error: problems.append((name, str(error))))
         page.on("requestfailed", lambda r: problems.append((name, "failed", r.url)))
         page.on("request", lambda r: is_local_url(r.url, address) or problems.append((name, r.url)))
         for number, name in enumerate(pages):
+            # The pages look alike: axe sees each in one of the four combinations.
+            page.emulate_media(color_scheme="dark" if number % 2 else "light")
             page.goto(f"{address}/{name}")
             # A colour that is about to change has a contrast of its own.
             page.add_style_tag(content="*, ::before, ::after { transition: none !important }")
-            for width in (400, 1280):
+            for width in (400, 1280) if number % 4 < 2 else (1280, 400):
                 page.set_viewport_size({"width": width, "height": 900})
                 if page.evaluate("document.documentElement.scrollWidth") > width:
                     problems.append((name, f"wider than a screen of {width} pixels"))
-                font, blocks, wide, line = page.evaluate(MEASURE, width == 1280)
-                if font < 12.5 or wide > blocks * (0.2 if width == 400 else 0) or line > 80:
-                    measured = f"{font} px, {wide} of {blocks} blocks too wide, line of {line}"
+                font, wide, full, longest = page.evaluate(MEASURE, width == 1280)
+                if font < 12.5 or wide or longest > 85:
+                    measured = f"{font} px, {wide} blocks too wide, line of {longest}"
                     problems.append((name, width, measured))
+                full_lines += full
             page.evaluate(THIN)
-            dark = [["color-contrast"]] if number % 3 == 0 else []  # the colours are those of all
-            for rules in [["wcag2a", "wcag2aa"], *dark]:
-                scheme = page.evaluate("document.body.dataset.mdColorScheme")
-                for found in Axe().run(page, options=brief | {"runOnly": rules})["violations"]:
-                    if found["impact"] in ("serious", "critical"):
-                        where = found["nodes"][0]["html"][:200]
-                        problems.append((name, scheme, found["id"], where))
-                if dark:
-                    page.click("label[for^=__palette]:visible")
-                    other = "scheme => document.body.dataset.mdColorScheme != scheme"
-                    page.wait_for_function(other, arg=scheme)
-        search(page, address, "TCPStore")
+            scheme = page.evaluate("document.body.dataset.mdColorScheme")
+            assert scheme == ("slate" if number % 2 else "default")
+            for found in Axe().run(page, options=brief)["violations"]:
+                if found["impact"] in ("serious", "critical"):
+                    where = found["nodes"][0]["html"][:200]
+                    problems.append((name, scheme, width, found["id"], where))
+        use_header(page, address, "TCPStore")
         browser.close()
     assert not problems, "\n".join(map(str, problems))
+    assert 60 <= statistics.mean(full_lines) <= 75
+
+
+def test_diffs_lead_to_the_whole_file(site):
+    """Each names its file and its function, and links to the function in the file."""
+    shown = 0
+    for page in site.rglob("*.html"):
+        text = page.read_text()
+        links = re.findall(r'class="caption"><a href="#([^"]+)"', text)
+        assert set(links) <= set(re.findall(r' id="([^"]+)"', text)), page
+        shown += len(links)
+        if page.name == "multigpu.html":
+            assert "multigpu.py:Trainer._run_epoch" in links
+    diffs = sum(page.read_text().count("\n```diff ") for page in (ROOT / "docs").rglob("*.md"))
+    assert 0.9 * diffs < shown <= diffs  # functions that a step removes are in no file
+
+
+CSS = (ROOT / "docs" / "assets" / "series.css").read_text()
+
+
+def hls(colour):
+    """Returns hue (0 to 1), lightness and saturation of a colour, given as #rrggbb."""
+    return colorsys.rgb_to_hls(*(int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)))
+
+
+def contrast(one, other):
+    """Returns the contrast of two colours: https://www.w3.org/TR/WCAG21/#dfn-contrast-ratio."""
+    luminances = []
+    for colour in (one, other):
+        channels = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+        luminances.append(0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2])
+    darker, lighter = sorted(luminances)
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+@pytest.mark.parametrize("scheme", ["default", "slate"])
+def test_colours_of_the_diffs(scheme):
+    """Letters are legible on every background, and none is as red or as green as the bands."""
+    (rule,) = re.findall(rf'\[data-md-color-scheme="{scheme}"\] {{\n  --added.*?}}', CSS, re.DOTALL)
+    colours = dict(re.findall(r"--([\w-]+): (#\w{6});", rule))
+    bands = [colours.pop("added"), colours.pop("removed")]
+    plain = colours.pop("md-code-bg-color")
+    assert colours
+    for name, colour in colours.items():
+        assert all(contrast(colour, back) >= 4.5 for back in (*bands, plain)), name
+        hue, _, saturation = hls(colour)
+        if saturation > 0.2:
+            distances = [abs((hue - hls(band)[0] + 0.5) % 1 - 0.5) for band in bands]
+            assert min(distances) > 1 / 8, name  # of the circle of hues
+
+
+def test_theme_has_no_other_colour_for_code(site):
+    theme = "".join(path.read_text() for path in site.glob("assets/stylesheets/modern/*.css"))
+    used = set(re.findall(r"\.highlight [^{}]*{color:var\((--md-code-hl-[\w-]+)\)", theme))
+    assert used and used <= set(re.findall(r"(--md-code-[\w-]+):", CSS))
 
 
 def test_links_of_the_site(site, tmp_path):
@@ -342,9 +405,13 @@ def is_local_url(url, address):
     return url.startswith((address, "data:", "blob:"))
 
 
-def search(page, address, word):
-    """Asserts that the search finds the glossary by a word in it, and leads there."""
+def use_header(page, address, word):
+    """Asserts that light and dark switch, and that a word of the glossary leads there."""
     page.goto(f"{address}/index.html")
+    scheme = page.evaluate("document.body.dataset.mdColorScheme")
+    page.click("label[for^=__palette]:visible")
+    other = "scheme => document.body.dataset.mdColorScheme != scheme"
+    page.wait_for_function(other, arg=scheme)
     page.click(".md-search__button:visible")
     page.keyboard.type(word)
     page.locator("a[role=option]", has_text="Glossary").first.click()

@@ -1,14 +1,21 @@
-"""Colours a ```diff fence: red and green bands, and within them the colours of its language.
+"""Shows the diffs in the site: red and green bands, and within them the colours of the language.
 
-mkdocs.yml names `format_diff`; cog prints `styles` into docs/assets/series.css.
+mkdocs.yml names `format_diff`, for a ```diff fence, and this module, a Markdown extension: it tells
+each fence that cog fills its file and unit, and appends the whole files to the page.
 """
 
+import re
+from html import escape
+
+from fences import marked_units
+from markdown import Extension
+from markdown.preprocessors import Preprocessor
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
 
-STYLES = {"default": "xcode", "slate": "github-dark"}  # for light and dark, legible on the bands
 TAGS = {"+": "ins", "-": "del", " ": "span"}
+FENCE = re.compile(r'(<!-- \[\[\[cog fence\("(.+)", "(.+)"\) \]\]\] -->\n```)(diff )?(.*)')
 
 
 def highlight_lines(lines, language):
@@ -19,13 +26,11 @@ def highlight_lines(lines, language):
     return highlight(text, lexer, HtmlFormatter(nowrap=True)).split("\n")[bool(inside) :]
 
 
-def format_diff(source, language, css_class, options, md, **kwargs):
-    """Returns the HTML of a fence, as pymdownx.superfences asks a custom fence to do."""
-    lines = [line or " " for line in source.split("\n")]  # where an empty line has lost its blank
-    code = options.get("lang", "python")
+def format_lines(lines, language):
+    """Returns the HTML of the lines of a diff."""
     sides = {
-        "+": iter(highlight_lines([line[1:] for line in lines if line[:1] in " +"], code)),
-        "-": iter(highlight_lines([line[1:] for line in lines if line[:1] in " -"], code)),
+        "+": iter(highlight_lines([line[1:] for line in lines if line[:1] in " +"], language)),
+        "-": iter(highlight_lines([line[1:] for line in lines if line[:1] in " -"], language)),
     }
     rows = []
     for line in lines:
@@ -36,19 +41,80 @@ def format_diff(source, language, css_class, options, md, **kwargs):
         for side in "+-":  # a line of context is in both
             if sign in (side, " "):
                 shown = next(sides[side])
-        rows.append(f'<{TAGS[sign]} class="line"><b>{sign}</b>{shown}\n</{TAGS[sign]}>')
-    return f'<div class="diff" tabindex="0"><pre><code>{"".join(rows)}</code></pre></div>'
+        indent = len(line) - len(line[1:].lstrip()) - 1
+        tag = TAGS[sign]
+        rows.append(f'<{tag} class="line" style="--indent: {indent}ch">{shown}\n</{tag}>')
+    return "".join(rows)
+
+
+def format_diff(source, language, css_class, options, md, **kwargs):
+    """Returns the HTML of a fence, as pymdownx.superfences asks a custom fence to do."""
+    lines = [line or " " for line in source.split("\n")]  # where an empty line has lost its blank
+    code, file, unit = options["lang"], options["file"], options["unit"]
+    whole = dict(marked_units(file)).get(unit, [])
+    while whole and whole[-1] in "+ ":  # the blank lines before the next unit
+        whole.pop()
+    anchor, caption = f"#{file}:{unit}", escape(f"{file} · {unit}")
+    caption = f'<a href="{anchor}">{caption}</a>' if whole else caption
+    switch = (
+        "<details><summary><span>in full</span><span>as a diff</span></summary>"
+        f'<pre><code tabindex="0">{format_lines(whole, code)}</code></pre></details>'
+    )
+    return (
+        f'<div class="diff highlight"><p class="caption">{caption}</p>'
+        f'<pre><code tabindex="0">{format_lines(lines, code)}</code></pre>'
+        f"{switch if whole and whole != lines else ''}</div>"
+    )
 
 
 def check_options(language, inputs, options, attrs, md):
-    """Tells superfences that a fence may say in which language its two sides are."""
+    """Tells superfences what a fence may say: its language, and the file and unit it is from."""
     options.update(inputs)
-    return set(inputs) <= {"lang"}
+    return set(inputs) <= {"lang", "file", "unit"}
 
 
-def styles():
-    """Prints the style sheet of the colours."""
-    for scheme, style in STYLES.items():
-        formatter = HtmlFormatter(style=style)
-        rules = formatter.get_token_style_defs(f'[data-md-color-scheme="{scheme}"] .diff')
-        print(*rules, sep="\n")
+def format_file(file):
+    """Returns the HTML of a whole file, with an anchor for each of its units."""
+    language = "python" if file.endswith(".py") else "bash"
+    code = "".join(
+        f'<span class="unit" id="{file}:{unit}">{format_lines(lines, language)}</span>'
+        for unit, lines in marked_units(file)
+    )
+    return f'<div class="diff file highlight"><pre><code tabindex="0">{code}</code></pre></div>'
+
+
+class Sources(Preprocessor):
+    """Names the file and the unit of each block, and appends the files that a page has diffs of."""
+
+    def run(self, lines):
+        """Returns the lines of a page, with what they lack."""
+        text = "\n".join(lines)
+        files = dict.fromkeys(file for _, file, _, diff, _ in FENCE.findall(text) if diff)
+        text = FENCE.sub(add_source, text)
+        for file in files:
+            text += f"\n\n## {file} in full {{ data-search-exclude }}\n\n"
+            text += self.md.htmlStash.store(format_file(file))
+        return text.split("\n")
+
+
+def add_source(fence):
+    """Returns the first lines of a block, where cog's comment is followed by the fence."""
+    start, file, unit, diff, rest = fence.groups()
+    return (
+        f'{start}{diff}{rest} file="{file}" unit="{unit}"'
+        if diff
+        else (f'{start}{rest} title="{file} · {unit}"')
+    )
+
+
+class SourcesExtension(Extension):
+    """Adds `Sources` to Markdown's steps."""
+
+    def extendMarkdown(self, md):  # noqa: N802, Markdown's name
+        """Does so, as Markdown asks an extension to do."""
+        md.preprocessors.register(Sources(md), "sources", 28)  # before superfences, at 25
+
+
+def makeExtension(**kwargs):  # noqa: N802, Markdown's name
+    """Returns the extension that this module is."""
+    return SourcesExtension(**kwargs)

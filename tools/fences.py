@@ -9,6 +9,7 @@ three of which are `header`, `setup` and `launch`, the others named by their fir
 
 import ast
 import difflib
+import functools
 import re
 
 from steps import ALL, JOB_STEPS, ROOT, STEPS, Step
@@ -61,6 +62,7 @@ def shell_units(text):
     return units
 
 
+@functools.cache
 def units(file):
     """Returns the units of a file of this repository."""
     cut = python_units if file.endswith(".py") else shell_units
@@ -94,11 +96,26 @@ def changed_units(step):
     return {name: lines for name, lines in diffs.items() if lines}
 
 
-def block(file, unit):
-    """Returns the Markdown of the block of one unit of the step to `file`."""
+def marked_units(file):
+    """Yields each unit of a file: its name, and its lines, with a + where its step adds them."""
+    old = units(step_to(file).base)
+    for name, new in units(file).items():
+        changes = list(difflib.unified_diff(old.get(name, []), new, n=len(new), lineterm=""))[3:]
+        lines = changes or [f" {line}" for line in new]
+        yield name, [line for line in lines if not line.startswith("-")]
+
+
+def step_to(file):
+    """Returns the step whose outcome is `file`."""
     step = next((step for step in DOCUMENTED if step.file == file), None)
     if step is None:
         raise ValueError(f"no step leads to {file!r}: see tools/steps.py")
+    return step
+
+
+def block(file, unit):
+    """Returns the Markdown of the block of one unit of the step to `file`."""
+    step = step_to(file)
     changed = changed_units(step)
     if unit not in changed:
         raise ValueError(f"the step to {file} changes no {unit!r}, but {', '.join(changed)}")
