@@ -238,7 +238,7 @@ THIN = """() => {
 # lengths of the lines of prose that are full, and of the longest line, in characters.
 MEASURE = """(with_lines) => {
   const codes = [...document.querySelectorAll("article code")];
-  const blocks = [...document.querySelectorAll("article pre > code")];
+  const blocks = [...document.querySelectorAll("article :not(details) > pre > code")];
   const fonts = codes.map((code) => parseFloat(getComputedStyle(code).fontSize));
   const full = [];
   let longest = 0;
@@ -364,6 +364,16 @@ def test_colours_of_the_diffs(scheme):
             assert min(distances) > 1 / 8, name  # of the circle of hues
 
 
+def test_letters_in_pictures():
+    """None is larger than those of the text, nor too small on a phone."""
+    for picture in (ROOT / "docs" / "assets").glob("*.svg"):
+        text = picture.read_text()
+        width = float(re.search(r'viewBox="0 0 ([\d.]+)', text)[1])
+        sizes = [float(size) / width for size in re.findall(r"font(?:-size)?: ([\d.]+)px", text)]
+        assert max(sizes) * 440 <= 18, picture  # 22rem, and 0.9rem
+        assert min(sizes) * 368 >= 7.5, picture  # exponents on an axis are the smallest
+
+
 def test_theme_has_no_other_colour_for_code(site):
     theme = "".join(path.read_text() for path in site.glob("assets/stylesheets/modern/*.css"))
     used = set(re.findall(r"\.highlight [^{}]*{color:var\((--md-code-hl-[\w-]+)\)", theme))
@@ -407,6 +417,7 @@ def is_local_url(url, address):
 
 def use_header(page, address, word):
     """Asserts that light and dark switch, and that a word of the glossary leads there."""
+    page.set_viewport_size({"width": 1280, "height": 900})
     page.goto(f"{address}/index.html")
     scheme = page.evaluate("document.body.dataset.mdColorScheme")
     page.click("label[for^=__palette]:visible")

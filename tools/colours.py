@@ -15,7 +15,7 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
 
 TAGS = {"+": "ins", "-": "del", " ": "span"}
-FENCE = re.compile(r'(<!-- \[\[\[cog fence\("(.+)", "(.+)"\) \]\]\] -->\n```)(diff )?(.*)')
+COG_FENCE = r'<!-- \[\[\[cog fence\("(.+)", "(.+)"\) \]\]\] -->\n```'
 
 
 def highlight_lines(lines, language):
@@ -50,21 +50,26 @@ def format_lines(lines, language):
 def format_diff(source, language, css_class, options, md, **kwargs):
     """Returns the HTML of a fence, as pymdownx.superfences asks a custom fence to do."""
     lines = [line or " " for line in source.split("\n")]  # where an empty line has lost its blank
-    code, file, unit = options["lang"], options["file"], options["unit"]
-    whole = dict(marked_units(file)).get(unit, [])
+    file, unit = options["file"], options["unit"]
+    whole = dict(marked_units(file)).get(unit, [])  # none if the step removes it
     while whole and whole[-1] in "+ ":  # the blank lines before the next unit
         whole.pop()
-    anchor, caption = f"#{file}:{unit}", escape(f"{file} · {unit}")
-    caption = f'<a href="{anchor}">{caption}</a>' if whole else caption
-    switch = (
-        "<details><summary><span>in full</span><span>as a diff</span></summary>"
-        f'<pre><code tabindex="0">{format_lines(whole, code)}</code></pre></details>'
-    )
-    return (
-        f'<div class="diff highlight"><p class="caption">{caption}</p>'
-        f'<pre><code tabindex="0">{format_lines(lines, code)}</code></pre>'
-        f"{switch if whole and whole != lines else ''}</div>"
-    )
+    caption = escape(f"{file} · {unit}")
+    if whole:
+        caption = f'<a href="#{file}:{unit}">{caption}</a>'
+    switch = ""
+    if whole not in ([], lines):
+        switch = (
+            "<details><summary><span>in full</span><span>as a diff</span></summary>"
+            f"{format_code(format_lines(whole, options['lang']))}</details>"
+        )
+    shown = format_code(format_lines(lines, options["lang"]))
+    return f'<div class="diff highlight"><p class="caption">{caption}</p>{shown}{switch}</div>'
+
+
+def format_code(html):
+    """Returns a block of code, which one can scroll by the keyboard."""
+    return f'<pre><code tabindex="0">{html}</code></pre>'
 
 
 def check_options(language, inputs, options, attrs, md):
@@ -80,7 +85,7 @@ def format_file(file):
         f'<span class="unit" id="{file}:{unit}">{format_lines(lines, language)}</span>'
         for unit, lines in marked_units(file)
     )
-    return f'<div class="diff file highlight"><pre><code tabindex="0">{code}</code></pre></div>'
+    return f'<div class="diff file highlight">{format_code(code)}</div>'
 
 
 class Sources(Preprocessor):
@@ -89,22 +94,12 @@ class Sources(Preprocessor):
     def run(self, lines):
         """Returns the lines of a page, with what they lack."""
         text = "\n".join(lines)
-        files = dict.fromkeys(file for _, file, _, diff, _ in FENCE.findall(text) if diff)
-        text = FENCE.sub(add_source, text)
-        for file in files:
+        text = re.sub(f"({COG_FENCE}diff .*)", r'\1 file="\2" unit="\3"', text)
+        text = re.sub(f"({COG_FENCE}(?:python|bash))(?=\n)", r'\1 title="\2 · \3"', text)
+        for file in dict.fromkeys(file for file, _ in re.findall(f"{COG_FENCE}diff ", text)):
             text += f"\n\n## {file} in full {{ data-search-exclude }}\n\n"
             text += self.md.htmlStash.store(format_file(file))
         return text.split("\n")
-
-
-def add_source(fence):
-    """Returns the first lines of a block, where cog's comment is followed by the fence."""
-    start, file, unit, diff, rest = fence.groups()
-    return (
-        f'{start}{diff}{rest} file="{file}" unit="{unit}"'
-        if diff
-        else (f'{start}{rest} title="{file} · {unit}"')
-    )
 
 
 class SourcesExtension(Extension):
