@@ -1,0 +1,69 @@
+"""tools/check.py passes our own files, and fails each faulty one for its fault alone."""
+
+import subprocess
+import sys
+
+import pytest
+from check import STAGES, explanation, judge, toy_task
+from faults import FAULTS
+from helpers import ROOT
+
+TASK = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+def make_task():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv1d(1, 4, 3), nn.Flatten(), nn.Linear(16, 2))
+    data = TensorDataset(torch.randn(100, 1, 6), torch.randint(2, (100,)))
+    return model, data, nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters(), 1e-3)
+"""
+
+
+def check(*arguments):
+    command = [sys.executable, ROOT / "tools" / "check.py", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+def test_a_model_of_ones_own(tmp_path):
+    """singlegpu.py with another model, data, loss and optimizer; then with a fault."""
+    (tmp_path / "task.py").write_text(TASK)
+    source = (ROOT / "singlegpu.py").read_text()
+    start = source.index("    dataset = ToyDataset")
+    end = source.index("    sampler = ")
+    own = "    import task\n    model, dataset, loss_fn, optimizer = task.make_task()\n"
+    source = source[:start] + own + source[end:]
+    (tmp_path / "own.py").write_text(source)
+    arguments = ["singlegpu", tmp_path / "own.py", "--task", tmp_path / "task.py:make_task"]
+    result = check(*arguments)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count("  ok  ") == len(STAGES["singlegpu"].checks.split())
+
+    (tmp_path / "own.py").write_text(source.replace("self.total_loss.zero_()", "pass"))
+    result = check(*arguments)
+    assert result.stderr == "1 of 11 checks failed\n"
+    failed = result.stdout.partition("FAIL")[2].split("  ok  ")[0]
+    title, why = explanation("loss")
+    assert title in failed and "it logs" in failed
+    assert failed.split()[-5:] == why.split()[-5:]
+
+
+def test_misuse(tmp_path):
+    result = check("multigpu", tmp_path / "missing.py")
+    assert "there is no file" in result.stderr.splitlines()[-1]
+    assert "choose from" in check("multigpus", ROOT / "multigpu.py").stderr.splitlines()[-1]
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("stage", STAGES)
+def test_own_files_pass(tmp_path, stage):
+    assert judge(stage, ROOT / f"{stage}.py", toy_task, tmp_path) == []
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.what)
+def test_a_fault_fails_its_checks_alone(tmp_path, fault):
+    file = tmp_path / "faulty.py"
+    file.write_text(fault.source())
+    assert judge(fault.stage, file, toy_task, tmp_path) == fault.fails.split()

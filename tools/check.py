@@ -1,0 +1,472 @@
+"""Judges a training script of yours by what it does: make check STAGE=multigpu FILE=my_multigpu.py
+
+It starts the script as the page of that stage does, on CPU processes, and looks at which samples
+they take, what they print, and what they save. The weights must be those of a plain loop over the
+same batches. Names and ways are yours; the arguments, the log lines and what a snapshot holds must
+stay as in singlegpu.py. docs/check.md explains each check.
+"""
+
+import argparse
+import functools
+import importlib.util
+import os
+import re
+import shlex
+import sys
+import tempfile
+import textwrap
+from collections import Counter
+from json import loads
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+PROBE = ROOT / "tools" / "probe"
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(PROBE)]
+
+import helpers  # noqa: E402
+import torch  # noqa: E402
+from probe import hashes  # noqa: E402
+from torch import nn  # noqa: E402
+
+import singlegpu  # noqa: E402
+
+EPOCHS = 3
+TIMEOUT_S = 60  # of a run, after which it hangs; a right script takes less than 15
+CHUNKS = 10 * 16 + 6  # of the text for a GPT, to train on
+GPT_OPTIONS = "--batch_size 8 --n_layer 2 --n_head 2 --n_embd 16 --context 8 --text text"
+PYTHON = ("python",)
+TORCHRUN = ("torchrun --standalone --nproc_per_node=2 --max-restarts=1",)
+NODE = (
+    "torchrun --nnodes={} --nproc_per_node=1 --max-restarts=3 --rdzv_backend=c10d"
+    " --rdzv_endpoint=localhost:{{port}} --rdzv_conf=last_call_timeout=1,keep_alive_interval=1,"
+)
+NODES = (NODE.format("2") + "is_host=1", NODE.format("2") + "is_host=0")
+ELASTIC = (
+    NODE.format("1:2") + "is_host=1",
+    "LAST_NODE=1 " + NODE.format("1:2") + "is_host=0",
+)
+
+
+class Stage(NamedTuple):
+    checks: str
+    launchers: tuple = NODES
+    options: str = "--batch_size 32"
+    processes: int = 2
+    batch: int = 64  # of all processes together
+    max_diff: float = 1e-4  # of the weights; rounding in float32 gives 1e-6
+    reference: str = ""  # the file whose weights on one process are right, if no plain loop's
+
+
+ONE = "starts batch samples order weights loss save log snapshot resume previous"
+SEVERAL = ONE.replace("starts", "starts processes")
+MULTINODE = Stage(f"{SEVERAL} gpus restart disks")
+FSDP = Stage(
+    "starts processes batch samples order weights log signal sharded",  # resume: see signal
+    options=GPT_OPTIONS,
+    batch=16,
+    max_diff=1e-9,  # in float64
+    reference="gpt/pretrain.py",
+)
+SPLIT = FSDP._replace(checks="starts processes weights log signal")
+STAGES = {
+    "singlegpu": Stage(ONE, PYTHON, "--batch_size 64", 1),
+    "multigpu": Stage(f"{SEVERAL} gpus", PYTHON),
+    "multigpu_torchrun": Stage(f"{SEVERAL} gpus restart", TORCHRUN),
+    "multinode": MULTINODE,
+    "preemptible": MULTINODE._replace(checks=f"{MULTINODE.checks} signal"),
+    "elastic_ddp": Stage(
+        f"{SEVERAL} gpus restart signal node", ELASTIC, "--batch_size 65", batch=65
+    ),
+    "recipes/evaluate": MULTINODE,
+    "recipes/fsdp": Stage(MULTINODE.checks.replace("previous gpus", "sharded")),
+    "recipes/gradient_accumulation": MULTINODE._replace(
+        options="--batch_size 8 --global_batch_size 64"
+    ),
+    "recipes/mixed_precision": MULTINODE._replace(max_diff=0.02),
+    "recipes/profiler": MULTINODE,
+    "recipes/tensorboard_logging": MULTINODE,
+    "gpt/pretrain": FSDP._replace(checks=FSDP.checks.replace("sharded", "save")),
+    "gpt/fsdp": FSDP,
+    "gpt/async_save": FSDP,
+    "gpt/tensor_parallel": SPLIT._replace(options=f"{GPT_OPTIONS} --tp_size 2 --batch_size 16"),
+    "gpt/pipeline_parallel": SPLIT._replace(
+        options=f"{GPT_OPTIONS} --pp_size 2 --micro_batches 4 --batch_size 16"
+    ),
+    "gpt/context_parallel": SPLIT._replace(options=f"{GPT_OPTIONS} --batch_size 16"),
+}
+
+
+class WrongError(Exception):
+    """What a check has seen that is wrong."""
+
+
+def toy_task():
+    """Returns what singlegpu.py trains: model, data set, loss function, optimizer."""
+    model = singlegpu.ToyModel()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    return model, singlegpu.ToyDataset(2048), nn.MSELoss(), optimizer
+
+
+class Run:
+    """What a training has printed, and what the probe has written of each of its processes."""
+
+    def __init__(self, jobs, folder):
+        try:
+            self.statuses = [job.wait() for job in jobs]
+        except AssertionError:
+            self.statuses = []
+        self.output = "".join(job.output for job in jobs)
+        for job in jobs:
+            job.end()
+        self.events = [
+            list(map(loads, path.read_text().splitlines())) for path in folder.glob("*.jsonl")
+        ]
+        steps = [[event for event in events if "samples" in event] for events in self.events]
+        self.steps = sorted(filter(None, steps), key=lambda steps: steps[0]["rank"])
+        self.initial = next(folder.glob("*.initial"), None)
+
+    def require(self, ok, message):
+        """Raises WrongError with the last lines of the run, unless it is `ok` and has ended."""
+        if not self.statuses:
+            message = f"It did not end within {TIMEOUT_S} seconds: it hangs."
+        if not (ok and self.statuses):
+            last = "\n".join(self.output.splitlines()[-12:])
+            raise WrongError(f"{message} Its last lines:\n{textwrap.indent(last, '| ')}")
+
+    def succeed(self):
+        self.require(self.statuses and not any(self.statuses), "The run failed.")
+
+    def batches(self):
+        """Returns the samples of each step, of all ranks together."""
+        return [
+            [sample for step in ranks for sample in step["samples"]]
+            for ranks in zip(*self.steps, strict=False)
+        ]
+
+    def values(self, key):
+        return sorted(event[key] for events in self.events for event in events if key in event)
+
+
+class Judge:
+    """A method per check, which raises WrongError, of a script that should be that of a stage."""
+
+    def __init__(self, stage, file, task, folder):
+        self.stage, self.file, self.task, self.folder = stage, file.resolve(), task, folder
+        self.shell = helpers.Shell(folder)
+        helpers.write_text(folder / "text", 1024 + CHUNKS, 8)
+
+    def run(self, total, snapshot, more="", launchers=(), nodes=(".", "."), **probe):
+        """Trains and saves each epoch; without launchers, only the ranks start, which is faster."""
+        folder = Path(tempfile.mkdtemp(dir=self.folder))
+        variables = {"PROBE_FOLDER": str(folder), "PYTHONPATH": str(PROBE)}
+        variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # see docs/hangs.md
+        variables |= {f"PROBE_{name.upper()}": str(value) for name, value in probe.items()}
+        if self.stage.reference:
+            variables["PROBE_FLOAT64"] = "1"
+        options = f"{total} 1 --snapshot_path {snapshot} {self.stage.options} {more}"
+        starts_its_ranks = self.stage.launchers == PYTHON and self.stage.processes > 1
+        if launchers or starts_its_ranks:
+            commands = [f"{name} {shlex.quote(str(self.file))}" for name in launchers or PYTHON]
+            port = helpers.free_port()
+            jobs = [
+                self.shell.start(f"{command.format(port=port)} {options}", **variables)
+                for command in commands
+            ]
+            return Run(jobs, folder)
+        script = folder / "start.py"
+        script.write_text(
+            f"import runpy, sys\nsys.path[:1] = [{str(self.file.parent)!r}, {str(PROBE)!r}]\n"
+            "import probe\nprobe.install()\n"
+            f"runpy.run_path({str(self.file)!r}, run_name='__main__')\n"
+        )
+        nodes = [self.folder / node for node in nodes[: self.stage.processes]]
+        return Run([self.shell.ranks_on(nodes, f"{script} {options}", **variables)], folder)
+
+    @functools.cached_property
+    def straight(self):
+        return self.run(EPOCHS, "straight", launchers=self.stage.launchers)
+
+    @functools.cached_property
+    def epoch_steps(self):
+        return len(self.straight.steps[0]) // EPOCHS
+
+    def train(self, batches):
+        """Trains in a plain loop, from the weights that the run began with, on these batches.
+
+        Returns the model, the optimizer, and the sum of the losses of each batch.
+        """
+        model, dataset, loss_fn, optimizer = self.task()
+        with torch.no_grad():
+            initial = torch.load(self.straight.initial)
+            for parameter, value in zip(model.parameters(), initial, strict=True):
+                parameter.copy_(value)
+        index = {hashes(dataset[i][0][None])[0]: i for i in range(len(dataset))}
+        if unknown := set().union(*batches) - index.keys():
+            raise WrongError(f"It trained on {len(unknown)} samples that are not in the data set.")
+        losses = []
+        for batch in batches:
+            samples = [dataset[index[sample]] for sample in batch]
+            inputs, targets = (torch.stack(tensors) for tensors in zip(*samples, strict=True))
+            optimizer.zero_grad()
+            loss = loss_fn(model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item() * len(batch))
+        return model, optimizer, losses
+
+    @functools.cached_property
+    def plain_loop(self):
+        return self.train(self.straight.batches())
+
+    def load(self, snapshot):
+        try:
+            load = helpers.load_gpt if self.stage.reference else helpers.load
+            return load(self.folder / snapshot)
+        except Exception as error:
+            raise WrongError(f"Its snapshot cannot be loaded: {error!r:.300}") from error
+
+    @functools.cached_property
+    def reference(self):
+        """Returns the weights that are right after the batches of the run."""
+        if not self.stage.reference:
+            return list(self.plain_loop[0].parameters())
+        stage = self.stage._replace(options=f"{GPT_OPTIONS} --batch_size 16")
+        one = Judge(stage, ROOT / self.stage.reference, None, self.folder)
+        one.run(EPOCHS, "reference", nodes=["."]).succeed()
+        return one.weights("reference")
+
+    def weights(self, snapshot):
+        """Returns the weights of a snapshot; folders of shards have no order, so by name."""
+        model = self.load(snapshot)["model"]
+        return [model[name] for name in (sorted(model) if self.stage.reference else model)]
+
+    def compare(self, what, snapshot, weights=None):
+        """Raises WrongError if the weights of a snapshot differ from `weights`, or the run's."""
+        diff = helpers.max_abs_diff(self.weights(snapshot), weights or self.weights("straight"))
+        if not diff <= self.stage.max_diff:
+            raise WrongError(
+                f"{what}: the weights differ by up to {diff:.2g}, which is not rounding."
+            )
+
+    # The checks, in their order
+
+    def check_starts(self):
+        self.straight.succeed()
+        self.straight.require(self.straight.steps, "No step of an optimizer was seen.")
+
+    def check_processes(self):
+        sizes = [steps[0]["world_size"] for steps in self.straight.steps]
+        if sizes != [self.stage.processes] * self.stage.processes:
+            raise WrongError(f"{len(sizes)} processes trained, in process groups of {sizes}.")
+
+    def check_batch(self):
+        sizes = {len(batch) for batch in self.straight.batches()[: self.epoch_steps - 1]}
+        if sizes != {self.stage.batch}:
+            raise WrongError(
+                f"The ranks' steps together take {sizes} samples, not {self.stage.batch}."
+            )
+
+    def check_samples(self):
+        size = CHUNKS if self.stage.reference else len(self.task()[1])
+        for first in range(0, EPOCHS * self.epoch_steps, self.epoch_steps):
+            counts = Counter()
+            for batch in self.straight.batches()[first : first + self.epoch_steps]:
+                counts.update(batch)
+            if len(counts) != size or counts.total() >= size + self.stage.processes:
+                raise WrongError(
+                    f"An epoch took {counts.total()} samples, {len(counts)} of them different, of"
+                    f" a data set of {size}."
+                )
+
+    def check_order(self):
+        steps = self.straight.steps[0]
+        if steps[0]["samples"] == steps[self.epoch_steps]["samples"]:
+            raise WrongError("Epochs 1 and 2 begin with the same samples in the same order.")
+
+    def check_weights(self):
+        if not self.stage.reference:
+            for number, ranks in enumerate(zip(*self.straight.steps, strict=True)):
+                if len({step["weights"] for step in ranks}) > 1:
+                    raise WrongError(f"After {number} steps, the ranks have different weights.")
+        self.compare("Beside one process that takes the same batches", "straight", self.reference)
+
+    def check_loss(self):
+        losses = self.plain_loop[2]
+        logged = dict(re.findall(r"^epoch (\d+)\b.*\bloss (\S+)", self.straight.output, re.M))
+        for epoch in range(1, EPOCHS + 1):
+            batches = slice((epoch - 1) * self.epoch_steps, epoch * self.epoch_steps)
+            sizes = [len(batch) for batch in self.straight.batches()[batches]]
+            expected = f"{sum(losses[batches]) / sum(sizes):.4g}"
+            if abs(float(logged.get(str(epoch), "nan")) / float(expected) - 1) > 2e-3:
+                raise WrongError(
+                    f"Epoch {epoch}: it logs {logged.get(str(epoch))}, not {expected}."
+                )
+
+    def check_save(self):
+        saving = {events[0]["rank"] for events in self.straight.events if "saved" in str(events)}
+        if saving != {0}:
+            raise WrongError(f"Ranks {sorted(saving)} save.")
+
+    def check_log(self):
+        lines = re.findall(r"^epoch 1\b.*", self.straight.output, re.M)
+        if len(lines) != 1:
+            raise WrongError("\n| ".join([f"Epoch 1 is logged {len(lines)} times:", *lines]))
+
+    def check_snapshot(self):
+        model, _, _, optimizer = self.task()
+        snapshot = self.load("straight")
+        try:
+            model.load_state_dict(snapshot["model"])
+            optimizer.load_state_dict(snapshot["optimizer"])
+            epochs = snapshot["epochs_run"]
+        except Exception as error:
+            raise WrongError(
+                f"The stage before cannot load its snapshot: {error!r:.300}"
+            ) from error
+        if epochs != EPOCHS or not optimizer.state:
+            raise WrongError(
+                f"After {EPOCHS} epochs it holds epochs_run {epochs}, and {optimizer}."
+            )
+
+    def check_resume(self):
+        self.run(1, "resumed").succeed()
+        second = self.run(EPOCHS, "resumed")
+        second.succeed()
+        found, expected = len(second.batches()), (EPOCHS - 1) * self.epoch_steps
+        if found != expected:
+            raise WrongError(
+                f"Started again after 1 of {EPOCHS} epochs: {found} steps, not {expected}."
+            )
+        self.compare("Resumed after epoch 1, and not interrupted", "resumed")
+
+    def check_previous(self):
+        batches = self.straight.batches()
+        model, optimizer, _ = self.train(batches[: self.epoch_steps])
+        torch.save(
+            {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epochs_run": 1},
+            self.folder / "previous",
+        )
+        run = self.run(2, "previous")
+        run.succeed()
+        found = len(run.batches())
+        if found != self.epoch_steps:
+            raise WrongError(f"From a snapshot of epoch 1 to epoch 2: {found} steps.")
+        batches = batches[: self.epoch_steps] + run.batches()
+        self.compare("Resumed from it", "previous", list(self.train(batches)[0].parameters()))
+
+    def check_gpus(self):
+        nodes = (".", ".") if self.stage.launchers in (PYTHON, TORCHRUN) else ("node1", "node2")
+        run = self.run(1, "gpus", nodes=nodes, gpus=2 // len(set(nodes)))
+        expected = ["cuda:0", "cuda:1" if len(set(nodes)) == 1 else "cuda:0"]
+        moved, bound = run.values("moved"), set(run.values("bound"))
+        run.require(moved, "No model was moved to a GPU.")
+        if moved != expected or bound != set(expected):
+            raise WrongError(
+                f"The models of both ranks are on {moved}, not on {expected}, and set_device or"
+                f" device_id were given {sorted(bound)}."
+            )
+
+    def check_restart(self):
+        step = 2 * self.epoch_steps + 1
+        run = self.run(EPOCHS, "killed", launchers=TORCHRUN, rank=1, step=step, signal=9)
+        run.succeed()
+        if max(map(len, run.steps)) > step + 1:
+            raise WrongError("Killed in epoch 3, it began again with epoch 1.")
+        self.compare("Killed in epoch 3 and restarted, and not killed", "killed")
+
+    def check_disks(self):
+        (self.folder / "node1").mkdir(exist_ok=True)
+        self.run(1, "node1/disks").succeed()
+        run = self.run(EPOCHS, "disks", nodes=("node1", "node2"))
+        run.require(all(run.statuses), "One node has a snapshot, the other has none; it trains.")
+
+    def check_signal(self):
+        step = self.epoch_steps + 3
+        every = "--save_every_steps 100000"
+        stopped = self.run(EPOCHS, "stopped", every, rank=0, step=step, signal=15)
+        stopped.require((self.folder / "stopped").exists(), "It has not saved.")
+        resumed = self.run(EPOCHS, "stopped", every)
+        resumed.succeed()
+        steps = [len(stopped.batches()), len(resumed.batches())]
+        if sum(steps) != EPOCHS * self.epoch_steps or not step < steps[0] < 2 * self.epoch_steps:
+            raise WrongError(
+                f"SIGTERM came in step {step} of {EPOCHS * self.epoch_steps}: it took {steps[0]}"
+                f" steps, and {steps[1]} when started again."
+            )
+        self.compare("Stopped within an epoch and resumed, and not stopped", "stopped")
+
+    def check_node(self):
+        step = self.epoch_steps + 3
+        run = self.run(EPOCHS, "node", launchers=ELASTIC, rank="last_node", step=step, signal=9)
+        run.require(run.statuses[:1] == [0], "A node failed, and the other did not finish.")
+        self.compare("With a node that fails, and without", "node")
+
+    def check_sharded(self):
+        size = sum(tensor.numel() for tensor in self.weights("straight"))
+        held = [steps[0]["held"] for steps in self.straight.steps]
+        if max(held) > 0.6 * size:
+            raise WrongError(f"Of {size} parameters, the ranks hold {held}.")
+
+
+def explanation(check):
+    """Returns the title and the text of a check on docs/check.md, without Markdown."""
+    text = (ROOT / "docs" / "check.md").read_text()
+    title, body = re.search(rf"^## {check}: (.*)\n\n((?:.+\n)+)", text, re.M).groups()
+    return title, re.sub(
+        r"\[([^]]+)\]\((\S+?\.md)\S*\)", r'"\1" (docs/\2)', body.replace("\n", " ")
+    )
+
+
+def judge(name, file, task, folder):
+    """Prints what each check of a stage sees; returns the names of those that fail."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # judged the same everywhere
+    helpers.TIMEOUT_S = TIMEOUT_S
+    judge, failed = Judge(STAGES[name], file, task, folder), []
+    try:
+        for check in STAGES[name].checks.split():
+            title, why = explanation(check)
+            if {"starts", "processes"} & {*failed} or (check, "weights") == ("loss", *failed[-1:]):
+                print(f"  ?   {title}: not judged before what failed is right")
+                continue
+            try:
+                getattr(judge, f"check_{check}")()
+                print(f"  ok  {title}", flush=True)
+            except WrongError as error:
+                failed.append(check)
+                print(f"FAIL  {title}", flush=True)
+                saw, *output = str(error).splitlines()
+                for text in (textwrap.fill(saw, 94), *output, textwrap.fill(why, 94)):
+                    print(textwrap.indent(text, "      "), flush=True)
+    finally:
+        judge.shell.end_all()
+    return failed
+
+
+def load_task(name):
+    """Returns the function that `name` stands for, as in my_model.py:make_task."""
+    path, _, function = name.partition(":")
+    sys.path.insert(0, str(Path(path).resolve().parent))
+    spec = importlib.util.spec_from_file_location("task", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return getattr(module, function)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("stage", choices=STAGES)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--task", help="my_model.py:make_task: see docs/check.md")
+    args = parser.parse_args()
+    if not args.file.is_file():
+        parser.error(f"there is no file {args.file}")
+    task = load_task(args.task) if args.task else toy_task
+    with tempfile.TemporaryDirectory() as folder:
+        failed = judge(args.stage, args.file, task, Path(folder))
+    checks = STAGES[args.stage].checks.split()
+    sys.exit(f"{len(failed)} of {len(checks)} checks failed" if failed else None)
+
+
+if __name__ == "__main__":
+    main()

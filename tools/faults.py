@@ -1,0 +1,306 @@
+"""Faulty versions of the stages: python tools/faults.py 3 > broken.py writes the third.
+
+Each is a file of the series with a small edit, such as beginners make. The first ten are what
+docs/faults.md asks about. All of them prove tools/check.py: see tests/test_check.py.
+"""
+
+import sys
+from typing import NamedTuple
+
+from fences import python_units
+from steps import ROOT
+
+
+class Fault(NamedTuple):
+    what: str
+    stage: str
+    fails: str  # the checks that must fail on it, and no others
+    edits: tuple[str, ...]  # old text, new text, and so on
+
+    def source(self):
+        """Returns the faulty script."""
+        text = (ROOT / f"{self.stage}.py").read_text()
+        for old, new in zip(self.edits[::2], self.edits[1::2], strict=True):
+            if text.count(old) != 1:
+                raise ValueError(f"{self.what}: {text.count(old)} times in {self.stage}.py: {old}")
+            text = text.replace(old, new)
+        return text
+
+
+ALL_REDUCE = "        dist.all_reduce(self.total_loss)  # the sum over all ranks\n"
+SET_EPOCH = "        self.train_loader.sampler.set_epoch(epoch)\n"
+DDP = "        self.model = nn.parallel.DistributedDataParallel(model)\n"
+SAVE_ON_MAIN = "    def _save_snapshot(self):\n        if not self.is_main:\n            return\n"
+SAVE_ON_ALL = "    def _save_snapshot(self):\n"
+LOAD = (
+    "        if os.path.exists(args.snapshot_path):\n"
+    "            self._load_snapshot(args.snapshot_path)\n"
+)
+LOAD_OPTIMIZER = '            self.optimizer.load_state_dict(snapshot["optimizer"])\n'
+SAVE_OPTIMIZER = '            "optimizer": self.optimizer.state_dict(),\n'
+SAVE_POSITION = '            "samples_run": self.samples_run,\n'
+SAMPLER = "        sampler=sampler,\n"
+DEVICE = '        device = torch.device("cuda", local_rank)\n'
+SET_DEVICE = "        torch.cuda.set_device(device)\n"
+WEIGHTED = "loss = self.loss_fn(self.model(inputs), targets) * local_size / global_size"
+SCALED = "        (loss * dist.get_world_size()).backward()  # DDP averages over ranks\n"
+FAULTS = [
+    Fault("set_epoch is missing", "multigpu", "order", (SET_EPOCH, "")),
+    Fault(
+        "rank 0 alone calls a collective",
+        "multigpu",
+        "starts",
+        (ALL_REDUCE, f"        if self.is_main:\n    {ALL_REDUCE}"),
+    ),
+    Fault(
+        "the model is called without its wrapper",
+        "multigpu",
+        "weights",
+        (
+            "self.loss_fn(self.model(inputs), targets)",
+            "self.loss_fn(self.model.module(inputs), targets)",
+        ),
+    ),
+    Fault(
+        "every rank trains on every sample",
+        "multigpu",
+        "samples loss",
+        (SAMPLER, "        shuffle=True,\n", SET_EPOCH, ""),
+    ),
+    Fault(
+        "the snapshot has the wrapper's names",
+        "multigpu",
+        "snapshot resume",
+        ("self.model.module.state_dict(),  # without the DDP wrapper", "self.model.state_dict(),"),
+    ),
+    Fault(
+        "the optimizer is not saved",
+        "multigpu_torchrun",
+        "snapshot resume restart",
+        (
+            SAVE_OPTIMIZER,
+            "",
+            LOAD_OPTIMIZER,
+            f'            if "optimizer" in snapshot:\n    {LOAD_OPTIMIZER}',
+        ),
+    ),
+    Fault(
+        "the loss is that of rank 0 alone",
+        "multigpu_torchrun",
+        "loss",
+        (ALL_REDUCE, "", "self.train_loader.sampler.total_size", "len(self.train_loader.sampler)"),
+    ),
+    Fault(
+        "local rank 0 of each node saves",
+        "multinode",
+        "save log",
+        (
+            "self.is_main = dist.get_rank() == 0",
+            'self.is_main = os.environ["LOCAL_RANK"] == "0"',
+            '{path}.tmp"',
+            '{path}.{dist.get_rank()}.tmp"',
+        ),
+    ),
+    Fault(
+        "each rank stops when the signal has reached itself",
+        "preemptible",
+        "signal",
+        (
+            "self.steps % 5 == 0 and self._any_rank_stops()  # too slow for every step",
+            "self.stop_requested",
+        ),
+    ),
+    Fault(
+        "uneven shards count as if they were even",
+        "elastic_ddp",
+        "weights node",
+        (WEIGHTED, "loss = self.loss_fn(self.model(inputs), targets) / dist.get_world_size()"),
+    ),
+    # Those that are not on the page
+    Fault(
+        "no process group",
+        "multigpu",
+        "starts",
+        ('        dist.init_process_group("gloo")\n', "        pass\n"),
+    ),
+    Fault(
+        "no DDP",
+        "multigpu",
+        "weights",
+        (DDP, "", "self.model.module.state_dict()", "self.model.state_dict()"),
+    ),
+    Fault(
+        "one process",
+        "multigpu",
+        "processes",
+        ("world_size = torch.cuda.device_count() or 2 ", "world_size = 1 "),
+    ),
+    Fault(
+        "every rank logs",
+        "multigpu_torchrun",
+        "log",
+        (
+            "    def _log(self, message):\n        if not self.is_main:\n            return\n",
+            "    def _log(self, message):\n",
+        ),
+    ),
+    Fault(
+        "every rank saves to one path",
+        "multigpu_torchrun",
+        "save",
+        (SAVE_ON_MAIN, SAVE_ON_ALL, '{path}.tmp"', '{path}.{dist.get_rank()}.tmp"'),
+    ),
+    Fault(
+        "an epoch is repeated",
+        "multigpu_torchrun",
+        "snapshot resume restart",
+        ('"epochs_run": self.epochs_run,', '"epochs_run": self.epochs_run - 1,'),
+    ),
+    Fault(
+        "the batch is divided once more",
+        "multigpu_torchrun",
+        "batch",
+        ("        args.batch_size,\n", "        args.batch_size // dist.get_world_size(),\n"),
+    ),
+    Fault(
+        "the loss of all epochs so far",
+        "multigpu_torchrun",
+        "loss",
+        ("            self.total_loss.zero_()\n", ""),
+    ),
+    Fault(
+        "no set_device",
+        "multigpu_torchrun",
+        "gpus",
+        (
+            SET_DEVICE,
+            "",
+            'dist.init_process_group("nccl", device_id=device)',
+            'dist.init_process_group("nccl")',
+        ),
+    ),
+    Fault(
+        "all on GPU 0",
+        "multigpu_torchrun",
+        "gpus",
+        (DEVICE, '        device = torch.device("cuda", 0)\n'),
+    ),
+    Fault("the snapshot is not loaded", "multigpu_torchrun", "resume previous restart", (LOAD, "")),
+    Fault(
+        "only rank 0 loads",
+        "multigpu_torchrun",
+        "resume previous restart",
+        (
+            LOAD,
+            "        if dist.get_rank() == 0 and os.path.exists(args.snapshot_path):\n"
+            "            self._load_snapshot(args.snapshot_path)\n",
+        ),
+    ),
+    Fault(
+        "another data set on each rank",
+        "multigpu_torchrun",
+        "samples weights previous",
+        (
+            "manual_seed(0)  # the same samples on every rank and restart",
+            'manual_seed(int(os.environ["RANK"]))',
+        ),
+    ),
+    Fault(
+        "gradients are never cleared",
+        "multigpu_torchrun",
+        "weights resume previous restart",
+        ("        self.optimizer.zero_grad()\n", ""),
+    ),
+    Fault(
+        "the momentum begins anew",
+        "multigpu_torchrun",
+        "resume previous restart",
+        (LOAD_OPTIMIZER, ""),
+    ),
+    Fault(
+        "no look at the other nodes' snapshots",
+        "multinode",
+        "disks",
+        ("        self._check_start_epoch()\n", ""),
+    ),
+    Fault(
+        "the GPU is chosen by the rank",
+        "multinode",
+        "gpus",
+        (
+            'local_rank = int(os.environ["LOCAL_RANK"])',
+            'local_rank = int(os.environ["RANK"])',
+            "        if local_rank >= torch.cuda.device_count():\n",
+            "        if False:\n",
+        ),
+    ),
+    Fault(
+        "no handler of signals",
+        "preemptible",
+        "signal",
+        ("            signal.signal(signum, self._request_stop)\n", "            pass\n"),
+    ),
+    Fault(
+        "the position within the epoch is not saved", "preemptible", "signal", (SAVE_POSITION, "")
+    ),
+    Fault(
+        "the position is not given to the sampler",
+        "preemptible",
+        "signal",
+        ("set_position(epoch, self.samples_run)", "set_position(epoch, 0)"),
+    ),
+    Fault(
+        "the gradient of the global batch is divided twice",
+        "elastic_ddp",
+        "weights node",
+        (SCALED, "        loss.backward()\n"),
+    ),
+    Fault(
+        "each rank draws other weights",
+        "gpt/fsdp",
+        "weights",
+        ("seed + zlib.crc32(name.encode())", "seed + zlib.crc32(name.encode()) + dist.get_rank()"),
+    ),
+    Fault(
+        "gradients are not clipped",
+        "gpt/fsdp",
+        "weights",
+        ("        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)\n", ""),
+    ),
+    Fault(
+        "replicated, not sharded",
+        "gpt/fsdp",
+        "sharded",
+        (
+            '(dist.get_world_size(),), mesh_dim_names=("dp",)',
+            '(dist.get_world_size(), 1), mesh_dim_names=("dp", "shard")',
+            'fully_shard(block, mesh=mesh["dp"]',
+            "fully_shard(block, mesh=mesh",
+            'fully_shard(model, mesh=mesh["dp"]',
+            "fully_shard(model, mesh=mesh",
+        ),
+    ),
+    Fault(
+        "the snapshot is not loaded",
+        "gpt/fsdp",
+        "signal",
+        ("        if self.snapshot:\n", "        if False:\n"),
+    ),
+]
+
+
+def write_page(number):
+    """Prints the functions of a faulty script that the edits have changed, for docs/faults.md."""
+    fault = FAULTS[number - 1]
+    units = python_units((ROOT / f"{fault.stage}.py").read_text())
+    changed = [
+        lines for name, lines in python_units(fault.source()).items() if lines != units[name]
+    ]
+    print("```python", *("\n".join(lines).strip("\n") for lines in changed), "```", sep="\n")
+
+
+if __name__ == "__main__":
+    numbers = [str(number) for number in range(1, 11)]
+    if sys.argv[1:2] not in [[number] for number in numbers]:
+        sys.exit("name one of the scripts 1 to 10: python tools/faults.py 3 > broken.py")
+    print(FAULTS[int(sys.argv[1]) - 1].source(), end="")

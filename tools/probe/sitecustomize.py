@@ -1,0 +1,3 @@
+import probe
+
+probe.install()
