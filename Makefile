@@ -4,7 +4,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export OMP_NUM_THREADS ?= 1
 
 # What cog fills, and what it needs for that.
-COG := -I tools -p "from fences import fence" docs/*.md docs/*/*.md
+COG := -I tools -p "from fences import fence; from faults import write_page" docs/*.md docs/*/*.md
 
 SHELL_FILES := $(wildcard slurm/*.sbatch slurm/*.sh) .ci/run
 

@@ -64,8 +64,15 @@ FAULTS = [
     Fault(
         "every rank trains on every sample",
         "multigpu",
-        "samples loss",
-        (SAMPLER, "        shuffle=True,\n", SET_EPOCH, ""),
+        "samples",
+        (
+            SAMPLER,
+            "        shuffle=True,\n",
+            SET_EPOCH,
+            "",
+            "self.train_loader.sampler.total_size",
+            "len(self.train_loader.sampler)",
+        ),
     ),
     Fault(
         "the snapshot has the wrapper's names",
@@ -199,7 +206,7 @@ FAULTS = [
     Fault(
         "another data set on each rank",
         "multigpu_torchrun",
-        "samples weights previous",
+        "samples",
         (
             "manual_seed(0)  # the same samples on every rank and restart",
             'manual_seed(int(os.environ["RANK"]))',
@@ -208,7 +215,7 @@ FAULTS = [
     Fault(
         "gradients are never cleared",
         "multigpu_torchrun",
-        "weights resume previous restart",
+        "weights resume restart",
         ("        self.optimizer.zero_grad()\n", ""),
     ),
     Fault(
