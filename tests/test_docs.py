@@ -175,6 +175,18 @@ STALE = r"docs/multigpu\.md:\d+: __main__ of multigpu\.py is stale: run make doc
             r"docs/index\.md: \d+\.\d minutes to read, of 8",
             id="too long",
         ),
+        pytest.param(
+            "docs/singlegpu.md",
+            lambda text: text + "word " * 400,
+            r"the stages' pages: \d+\.\d minutes, of 25",
+            id="stages too long",
+        ),
+        pytest.param(
+            "docs/singlegpu.md",
+            lambda text: text + f"\n<details>\n{'word ' * 400}\n</details>\n",
+            None,
+            id="hint long",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(copy, file, change, message):

@@ -1,7 +1,8 @@
 """Checks the pages in docs/: every changed line of every step stands on one page, beside its prose.
 
-Also, that no page takes long to read. Prints how many lines there are, or what is wrong and where,
-and then ends with status 1.
+Also, that no page takes long to read, nor the stages' pages together; what unfolds there, hints and
+answers, is an exercise and counts for its page only. Prints how many lines there are, or what is
+wrong and where, and then ends with status 1.
 """
 
 import re
@@ -19,7 +20,7 @@ END = "<!-- [[[end]]] -->"
 MIN_WORDS = 5  # of prose for each block under a heading
 WORDS_PER_MINUTE = 200
 MAX_MINUTES = 8  # to read any page
-MAX_STAGE_MINUTES = 25  # to read those of the stages
+MAX_STAGE_MINUTES = 25  # to read those of the stages, with nothing unfolded
 STAGES = [STEPS[0].base, *(step.file for step in STEPS)]
 
 
@@ -31,10 +32,13 @@ class Block(NamedTuple):
 
 
 def parse(page):
-    """Returns a page's blocks, the words of prose of each section, and where fences are typed."""
+    """Returns a page's blocks, the words of prose of each section, and where fences are typed.
+
+    Words that unfold, between <details> and </details>, are those of the section "folded".
+    """
     blocks, prose, typed = [], Counter(), []
     section, start, lines = 0, None, page.read_text().splitlines()
-    code = False
+    code = folded = False
     for number, line in enumerate(lines, 1):
         where = f"{page.relative_to(ROOT)}:{number}"
         if found := COG.fullmatch(line):
@@ -48,12 +52,15 @@ def parse(page):
             if line.startswith("```diff") and not start:
                 typed.append(where)
             code = not code
-        elif code or line.startswith(("<details", "<summary", "</details")):
+        elif code:
             continue
+        elif line.startswith(("<details", "</details")):
+            folded = line.startswith("<details")
         elif line.startswith("#"):
             section += 1
         else:
-            prose[section] += len(re.sub(r"\]\(\S+\)|<!--.*-->", "", line).split())
+            words = re.sub(r"\]\(\S+\)|<!--.*-->|</?summary>", "", line).split()
+            prose["folded" if folded else section] += len(words)
     return blocks, prose, typed
 
 
@@ -86,7 +93,7 @@ def check_blocks(blocks):
 
 
 def check_page(page):
-    """Returns the blocks of a page, its words of prose, and what is wrong with them."""
+    """Returns the blocks of a page, its words by section, and what is wrong with them."""
     blocks, prose, typed = parse(page)
     problems = [f"{where}: a diff typed by hand: let cog fill it" for where in typed]
     sections = Counter(found.section for found in blocks)
@@ -97,7 +104,7 @@ def check_page(page):
     if minutes(words) > MAX_MINUTES:
         name = page.relative_to(ROOT)
         problems.append(f"{name}: {minutes(words):.1f} minutes to read, of {MAX_MINUTES}")
-    return blocks, words, problems
+    return blocks, prose, problems
 
 
 def diff_lines(step):
@@ -109,9 +116,9 @@ def diff_lines(step):
 
 def check(docs):
     """Returns the problems of all pages, and a line each on what there is."""
-    problems, blocks, words = [], [], {}
+    problems, blocks, prose = [], [], {}
     for page in sorted(docs.rglob("*.md")):
-        found, words[str(page.relative_to(docs))], wrong = check_page(page)
+        found, prose[str(page.relative_to(docs))], wrong = check_page(page)
         blocks += found
         problems += wrong
     problems += check_blocks(blocks)
@@ -129,14 +136,15 @@ def check(docs):
         problems += [f"{step.file}: on no page: {line}" for line in missing]
         changed += len(lines)
         shown += len(lines) - len(missing)
-    stages = sum(words.get(f"{Path(stage).stem}.md", 0) for stage in STAGES)
-    if minutes(stages) > MAX_STAGE_MINUTES:
-        problems.append(f"the stages' pages: {minutes(stages):.1f} minutes, of {MAX_STAGE_MINUTES}")
-    slowest = max(words, key=words.get)
+    pages = [prose[f"{Path(stage).stem}.md"] for stage in STAGES]
+    stages = minutes(sum(words.total() - words["folded"] for words in pages))
+    if stages > MAX_STAGE_MINUTES:
+        problems.append(f"the stages' pages: {stages:.1f} minutes, of {MAX_STAGE_MINUTES}")
+    slowest = max(prose, key=lambda page: prose[page].total())
     return problems, [
         f"{shown} of {changed} changed lines of {len(ALL)} steps are explained",
-        f"{minutes(stages):.1f} minutes to read the stages' pages, code left out; the longest of "
-        f"{len(words)} pages is {slowest} with {minutes(words[slowest]):.1f}",
+        f"{stages:.1f} minutes to read the stages' pages, without code and what unfolds; the "
+        f"longest of {len(prose)} pages is {slowest} with {minutes(prose[slowest].total()):.1f}",
     ]
 
 
