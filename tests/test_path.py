@@ -42,7 +42,13 @@ class Reader:
     """Follows the pages: whatever is typed must be what they show next."""
 
     def __init__(self):
-        self.unread = [(page.name, *shown) for page in pages() for shown in fences(page)]
+        # `make faults` tests `make check`, on our own files: the reader's are not written yet.
+        self.unread = [
+            (page.name, kind, text)
+            for page in pages()
+            for kind, text in fences(page)
+            if not text.startswith("make check STAGE=")
+        ]
 
     def next(self, kind, expected=None):
         page, found, text = self.unread.pop(0)
