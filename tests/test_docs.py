@@ -251,6 +251,7 @@ THIN = """(with_sidebar) => {
 # Returns the smallest font of code, how many blocks of code are wider than their box, and the
 # lengths of the lines of prose that are full, and of the longest line, in characters.
 MEASURE = """(with_lines) => {
+  for (const hint of document.querySelectorAll("article > details")) hint.open = true;
   const codes = [...document.querySelectorAll("article code")];
   const blocks = [...document.querySelectorAll("article :not(details) > pre > code")];
   const fonts = codes.map((code) => parseFloat(getComputedStyle(code).fontSize));
