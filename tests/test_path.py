@@ -549,6 +549,8 @@ def test_path(clone):
     on_slurm(one)
     with_recipes(*terminals[:2])
     second_series(one)
+    reader.skip("check.md")  # `make faults` and tests/test_check.py test that
+    reader.skip("faults.md")  # and that
     what_it_costs(one)
     reader.skip("errors.md")  # tests/test_hangs.py and others provoke that
     reader.skip("hangs.md")  # and that
