@@ -5,6 +5,7 @@ docs/faults.md asks about. All of them prove tools/check.py: see tests/test_chec
 """
 
 import sys
+import textwrap
 from typing import NamedTuple
 
 from fences import python_units
@@ -301,9 +302,11 @@ def write_page(number):
     fault = FAULTS[number - 1]
     units = python_units((ROOT / f"{fault.stage}.py").read_text())
     changed = [
-        lines for name, lines in python_units(fault.source()).items() if lines != units[name]
+        textwrap.dedent("\n".join(lines)).strip("\n")
+        for name, lines in python_units(fault.source()).items()
+        if lines != units[name]
     ]
-    print("```python", *("\n".join(lines).strip("\n") for lines in changed), "```", sep="\n")
+    print("```python", "\n\n\n".join(changed), "```", sep="\n")
 
 
 if __name__ == "__main__":
