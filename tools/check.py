@@ -34,17 +34,18 @@ import singlegpu  # noqa: E402
 EPOCHS = 3
 TIMEOUT_S = 60  # of a run, after which it hangs; a right script takes less than 15
 CHUNKS = 10 * 16  # of the text for a GPT, to train on
-GPT_OPTIONS = "--batch_size 8 --n_layer 2 --n_head 2 --n_embd 16 --context 8 --text text"
+GPT_OPTIONS = "--batch_size 8 --n_layer 4 --n_head 2 --n_embd 32 --context 8 --text text"
 PYTHON = ("python",)
-TORCHRUN = ("torchrun --standalone --nproc_per_node=2 --max-restarts=1",)
+TORCHRUN = ("torchrun --standalone --nproc_per_node=2",)
+RESTARTING = (f"{TORCHRUN[0]} --max-restarts=1",)
 NODE = (
-    "torchrun --nnodes={} --nproc_per_node=1 --max-restarts=3 --rdzv_backend=c10d"
+    "torchrun --nnodes={} --nproc_per_node=1 --rdzv_backend=c10d"
     " --rdzv_endpoint=localhost:{{port}} --rdzv_conf=last_call_timeout=1,keep_alive_interval=1,"
 )
 NODES = (NODE.format("2") + "is_host=1", NODE.format("2") + "is_host=0")
 ELASTIC = (
-    NODE.format("1:2") + "is_host=1",
-    "LAST_NODE=1 " + NODE.format("1:2") + "is_host=0",
+    NODE.format("1:2 --max-restarts=3") + "is_host=1",
+    "LAST_NODE=1 " + NODE.format("1:2 --max-restarts=3") + "is_host=0",
 )
 
 
@@ -137,8 +138,11 @@ class Run:
         if not self.statuses:
             message = f"It did not end within {TIMEOUT_S} seconds: it hangs."
         if not (ok and self.statuses):
-            last = "\n".join(self.output.splitlines()[-12:])
-            raise WrongError(f"{message} Its last lines:\n{textwrap.indent(last, '| ')}")
+            lines = self.output.splitlines()
+            errors = [line for line in lines[:-6] if re.search(r"\w(Error|Exception)\b", line)]
+            shown = "\n".join(errors[:3] + lines[-6:])
+            message = f"{message} Its first errors, and its last lines:"
+            raise WrongError(f"{message}\n{textwrap.indent(shown, '| ')}")
 
     def succeed(self):
         self.require(self.statuses and not any(self.statuses), "The run failed.")
@@ -242,7 +246,11 @@ class Judge:
             return list(self.plain_loop[0].parameters())
         stage = self.stage._replace(options=f"{GPT_OPTIONS} --batch_size 16")
         one = Judge(stage, ROOT / self.stage.reference, None, self.folder)
-        one.run(EPOCHS, "reference", nodes=["."]).succeed()
+        run = one.run(EPOCHS, "reference", nodes=["."])
+        run.succeed()
+        drawn = [steps[0]["weights"] for steps in self.straight.steps]
+        if "sharded" in self.stage.checks and abs(sum(drawn) - run.steps[0][0]["weights"]) > 1e-6:
+            raise WrongError("Before the first step, the weights are others than on one process.")
         return one.weights("reference")
 
     def weights(self, snapshot):
@@ -381,18 +389,22 @@ class Judge:
 
     def check_restart(self):
         step = 2 * self.epoch_steps + 1
-        run = self.run(EPOCHS, "killed", launchers=TORCHRUN, rank=1, step=step, signal=9)
+        run = self.run(EPOCHS, "killed", launchers=RESTARTING, rank=1, step=step, signal=9)
         run.succeed()
         if max(map(len, run.steps)) > step + 1:
             raise WrongError("Killed in epoch 3, it began again with epoch 1.")
         self.compare("Killed in epoch 3 and restarted, and not killed", "killed")
 
     def check_disks(self):
-        (self.folder / "node1").mkdir(exist_ok=True)
-        self.run(1, "node1/disks").succeed()
+        for epochs in (1, 2):
+            (self.folder / f"node{epochs}").mkdir(exist_ok=True)
+            self.run(epochs, f"node{epochs}/disks").succeed()
         run = self.run(EPOCHS, "disks", nodes=("node1", "node2"))
-        run.require(not run.steps, "One node has a snapshot, the other has none, and they train.")
+        run.require(not run.steps, "One has a snapshot of epoch 1, the other of 2, and they train.")
         run.require(all(run.statuses), "They do not train, but end with status 0.")
+        run.require(
+            "RuntimeError" not in run.output, "One ends, and the other fails in a collective."
+        )
 
     def check_signal(self):
         step = self.epoch_steps + 3
@@ -420,6 +432,11 @@ class Judge:
         held = [steps[0]["held"] for steps in self.straight.steps]
         if max(held) > 0.6 * size:
             raise WrongError(f"Of {size} parameters, the ranks hold {held}.")
+        gathered = max(self.straight.values("gathered"))
+        if gathered > 0.9 * size:
+            raise WrongError(
+                f"A rank holds a part of the {size} parameters, but gathers {gathered} at once."
+            )
 
 
 def explanation(check):

@@ -20,6 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 samples = []  # of this process, since its last step
 steps = 0
 outermost = None  # the module that the training loop calls, such as DDP's
+gathered = 0  # the most parameters that were in this process's memory at once
 current_gpu = "cuda:0"
 original = {"save": torch.save, "init_process_group": dist.init_process_group}
 
@@ -43,12 +44,17 @@ def hashes(inputs):
     return [hashlib.blake2b(row.tobytes(), digest_size=8).hexdigest() for row in rows]
 
 
-def note_samples(module, inputs):
-    global outermost
+def local(parameter):
+    return parameter.to_local() if hasattr(parameter, "to_local") else parameter
+
+
+def note_inputs(module, inputs):
+    global outermost, gathered
     if module.training and torch.is_grad_enabled() and inputs:
         outermost = outermost or module
         if module is outermost:
             samples.extend(hashes(inputs[0]))
+        gathered = max(gathered, sum(local(p).numel() for p in outermost.parameters()))
 
 
 def note_step(optimizer, args, options):
@@ -56,7 +62,7 @@ def note_step(optimizer, args, options):
     if not samples:  # torch.distributed.checkpoint takes a step to make the optimizer's state
         return
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    held = [p.to_local() if hasattr(p, "to_local") else p for p in parameters]
+    held = [local(p) for p in parameters]
     if steps == 0:
         original["save"]([p.detach() for p in held], folder() / f"{os.getpid()}.initial")
     write(
@@ -64,6 +70,7 @@ def note_step(optimizer, args, options):
         world_size=dist.get_world_size() if dist.is_initialized() else 1,
         weights=sum(p.detach().double().sum().item() for p in held),
         held=sum(p.numel() for p in held),
+        gathered=gathered,
     )
     samples.clear()
     if os.environ.get("PROBE_STEP") == str(steps):
@@ -114,7 +121,7 @@ def move_and_exit(module, device="cuda", *args, **options):
 
 def install():
     torch.save = save
-    register_module_forward_pre_hook(note_samples)
+    register_module_forward_pre_hook(note_inputs)
     register_optimizer_step_pre_hook(note_step)
     if "PROBE_FLOAT64" in os.environ:
         torch.set_default_dtype(torch.float64)
