@@ -1,0 +1,373 @@
+"""Train while processes come and go, without a restart of the others. Once, on HOST:
+
+    python recipes/coordinator.py HOST:29400
+
+Then, for each device, on any node:
+
+    python recipes/regroup.py 50 10 --coordinator HOST:29400
+
+Trains for 50 epochs and saves a snapshot every 10. Started again, it resumes from the snapshot;
+to start afresh, delete the file or name another one with --snapshot_path.
+To train your own model, replace ToyModel, ToyDataset and the lines of main that build them.
+"""
+
+import argparse
+import atexit
+import io
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from tqdm import tqdm
+
+
+class ToyModel(nn.Module):
+    """Maps inputs of shape (batch, 10) to outputs of shape (batch, 5)."""
+
+    def __init__(self):
+        super().__init__()
+        self.net1 = nn.Linear(10, 10)
+        self.relu = nn.ReLU()
+        self.net2 = nn.Linear(10, 5)
+
+    def forward(self, inputs):
+        return self.net2(self.relu(self.net1(inputs)))
+
+
+class ToyDataset(Dataset):
+    """`size` inputs of shape (10,), each with a target of shape (5,), a linear function of it."""
+
+    def __init__(self, size):
+        generator = torch.Generator().manual_seed(0)  # the same samples on every rank and restart
+        self.inputs = torch.randn(size, 10, generator=generator)
+        self.targets = self.inputs @ torch.randn(10, 5, generator=generator)
+
+    def __len__(self):
+        return len(self.inputs)
+
+    def __getitem__(self, index):
+        return self.inputs[index], self.targets[index]
+
+
+class GlobalBatchSampler(DistributedSampler):
+    """Yields this rank's shard of each global batch of an epoch, from sample `samples_run` on."""
+
+    def __init__(self, dataset, global_batch_size, seed):
+        super().__init__(dataset, num_replicas=1, rank=0, seed=seed)  # until set_position
+        self.global_batch_size = global_batch_size
+
+    def __len__(self):
+        return len(range(0, len(self.dataset), self.global_batch_size))
+
+    def set_position(self, epoch, samples_run):
+        self.rank = dist.get_rank()
+        self.num_replicas = dist.get_world_size()
+        self.epoch = epoch
+        self.samples_run = samples_run
+
+    def __iter__(self):
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        order = torch.randperm(len(self.dataset), generator=generator)
+        for start in range(self.samples_run, len(order), self.global_batch_size):
+            global_batch = order[start : start + self.global_batch_size].tolist()
+            yield global_batch[self.rank :: self.num_replicas] or global_batch[:1]  # never empty
+
+
+class Group:
+    """The process group, which the coordinator forms anew when a process is gone or joins."""
+
+    def __init__(self, args, options):
+        self.options = options  # of init_process_group
+        host, port = args.coordinator.rsplit(":", 1)
+        try:
+            self.store = dist.TCPStore(host, int(port) + 1, timeout=timedelta(seconds=30))
+            self.coordinator = socket.create_connection((host, int(port)))
+        except (OSError, RuntimeError) as error:
+            sys.exit(f"no coordinator at {args.coordinator}: not started, or finished? {error}")
+
+    def form(self):
+        """Waits until all other processes have called this, or are gone, and connects to them."""
+        if dist.is_initialized():
+            dist.destroy_process_group()  # disconnects: who waits for this rank gets an error
+        self.number = 0
+        try:
+            self.coordinator.sendall(b"g")
+            while self.number == 0:  # that was a request to come
+                answer = self.coordinator.recv(12, socket.MSG_WAITALL)
+                self.number, rank, world_size = struct.unpack("!3i", answer)
+        except (OSError, struct.error):
+            sys.exit("the coordinator is gone, or has left this process out: it took too long")
+        store = dist.PrefixStore(str(self.number), self.store)
+        dist.init_process_group(store=store, rank=rank, world_size=world_size, **self.options)
+
+    def process_joins(self):
+        """Returns whether the coordinator has asked to form a group."""
+        return bool(select.select([self.coordinator], [], [], 0)[0])
+
+
+def start_own_session(worker_id):
+    """Keeps signals from a data worker: torchrun sends them to the rank's whole process group."""
+    os.setsid()
+
+
+class Trainer:
+    """Trains `model`, already on `device`, for `args.total_epochs`; resumes if a snapshot exists.
+
+    A snapshot holds all that is needed to resume: the state_dicts of `model` and `optimizer`, and
+    `epochs_run`, the number of completed epochs and so the index of the next one.
+    Of that next epoch, the first `samples_run` samples are trained already, with mean loss `loss`.
+    """
+
+    def __init__(self, model, group, train_loader, loss_fn, optimizer, device, args):
+        self.model = model
+        self.group = group
+        self.is_main = False
+        self.train_loader = train_loader
+        self.loss_fn = loss_fn
+        self.optimizer = optimizer
+        self.device = device
+        self.args = args
+        self.epochs_run = 0
+        self.samples_run = 0
+        self.loss = 0.0
+        self.steps = 0
+        self.stop_requested = False
+        self.total_loss = torch.zeros((), device=device)  # of the epoch's samples so far
+        if os.path.exists(args.snapshot_path):
+            self._load_snapshot(args.snapshot_path)
+        if device.type == "cpu":  # after an NCCL error, the weights may be garbage
+            atexit.register(self._save_if_newer)
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, self._request_stop)
+
+    def _request_stop(self, signum, frame):
+        self.stop_requested = True
+
+    def _any_rank_stops(self):
+        """Returns whether a signal has reached any of the ranks; raises if a process joins."""
+        requests = [self.stop_requested, self.group.process_joins()]
+        requests = torch.tensor(requests, dtype=torch.int, device=self.device)
+        dist.all_reduce(requests, dist.ReduceOp.MAX)
+        stop, join = requests.tolist()
+        if join:
+            raise RuntimeError("a process joins")
+        return bool(stop)
+
+    def _regroup(self):
+        """Forms a group of all processes, with the state of the one that has trained furthest."""
+        self.ddp_model = None  # it uses the old group
+        self.group.form()
+        self.rank = dist.get_rank()
+        self.is_main = self.rank == 0  # this process logs and saves
+        self.steps = 0
+        starts = [None] * dist.get_world_size()
+        dist.all_gather_object(starts, (self.epochs_run, self.samples_run))
+        if len(set(starts)) > 1:
+            src = starts.index(max(starts))
+            file = io.BytesIO()
+            torch.save(self._snapshot(), file)
+            data = [file.getvalue() if self.rank == src else None]
+            dist.broadcast_object_list(data, src)
+            self._load_snapshot(io.BytesIO(data[0]))
+        self.ddp_model = nn.parallel.DistributedDataParallel(self.model)
+        self._log(f"group {self.group.number}: {dist.get_world_size()} processes")
+
+    def _run_batch(self, inputs, targets):
+        global_size = min(self.args.batch_size, len(self.train_loader.dataset) - self.samples_run)
+        local_size = len(range(dist.get_rank(), global_size, dist.get_world_size()))  # may be 0
+        self.optimizer.zero_grad()
+        loss = self.loss_fn(self.ddp_model(inputs), targets) * local_size / global_size
+        loss_sum = loss.detach().clone()
+        work = dist.all_reduce(loss_sum, async_op=True)  # runs beside backward()
+        (loss * dist.get_world_size()).backward()  # DDP averages over ranks
+        work.wait()
+        self.optimizer.step()
+        self.total_loss += loss_sum * global_size
+        self.samples_run += global_size
+
+    def _run_epoch(self, epoch):
+        """Trains the rest of an epoch and sets `self.loss` to its mean loss per sample."""
+        # Seeding by epoch gives a resumed run the same sample order and dropout as an unbroken one.
+        self.train_loader.batch_sampler.set_position(epoch, self.samples_run)
+        torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
+        for inputs, targets in self.train_loader:
+            position = epoch * len(self.train_loader.dataset) + self.samples_run
+            torch.manual_seed(self.args.seed + position + dist.get_rank())  # for dropout: by step
+            inputs = inputs.to(self.device, non_blocking=True)
+            targets = targets.to(self.device, non_blocking=True)
+            self._run_batch(inputs, targets)
+            self.steps += 1
+            stop = self.steps % 5 == 0 and self._any_rank_stops()  # too slow for every step
+            if stop or self.steps % self.args.save_every_steps == 0:
+                self._save_on_all_disks()
+            if stop:
+                dist.barrier()  # no rank ends before rank 0 has saved
+                sys.exit("stopped by a signal")
+        self.loss = self.total_loss.item() / self.samples_run
+
+    def _save_on_all_disks(self):
+        """Saves on rank 0, then on each node that does not see that snapshot (no shared disk)."""
+        self._save_snapshot()
+        dist.barrier()
+        self._save_if_newer()
+
+    def _save_if_newer(self):
+        """Saves on local rank 0, unless the snapshot on disk is of this step or a later one."""
+        saved = (0, 0)  # before the first step, there is nothing to save
+        if os.path.exists(self.args.snapshot_path):
+            snapshot = torch.load(self.args.snapshot_path, "cpu", mmap=True, weights_only=True)
+            saved = (snapshot["epochs_run"], snapshot.get("samples_run", 0))
+        if os.environ["LOCAL_RANK"] == "0" and saved < (self.epochs_run, self.samples_run):
+            self.is_main = True  # this disk is not shared, or rank 0 is gone
+            self._save_snapshot()
+
+    def _snapshot(self):
+        if self.samples_run > 0:
+            self.loss = self.total_loss.item() / self.samples_run
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "epochs_run": self.epochs_run,
+            "samples_run": self.samples_run,
+            "loss": self.loss,
+        }
+
+    def _save_snapshot(self):
+        if not self.is_main:
+            return
+        snapshot = self._snapshot()
+        path = self.args.snapshot_path
+        tmp_path = f"{path}.{self.rank}.tmp"  # each process has its own
+        try:
+            with open(tmp_path, "wb") as file:
+                torch.save(snapshot, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(tmp_path, path)  # atomic: `path` is always a complete snapshot
+        except (OSError, RuntimeError) as error:
+            sys.exit(f"cannot save {path}: disk full, or file used by another run? {error}")
+        position = f"epoch {self.epochs_run} + {self.samples_run} samples"
+        self._log(f"{position} | loss {self.loss:.4g} | saved {path}")
+
+    def _load_snapshot(self, path):
+        try:
+            snapshot = torch.load(path, map_location="cpu", weights_only=True)
+            self.model.load_state_dict(snapshot["model"])
+            self.optimizer.load_state_dict(snapshot["optimizer"])
+            self.epochs_run = snapshot["epochs_run"]
+            self.samples_run = snapshot.get("samples_run", 0)
+            self.loss = snapshot.get("loss", 0.0)
+            self.total_loss.fill_(self.loss * self.samples_run)
+        except Exception as error:
+            sys.exit(f"cannot load {path}: move it or set another --snapshot_path\n{error!r}")
+
+    def _log(self, message):
+        if not self.is_main:
+            return
+        tqdm.write(f"{message}\n", end="")  # one write: processes may share a log
+
+    def train(self):
+        """Trains; when a process is gone or joins, regroups and does the interrupted step again."""
+        failures = 0
+        while True:
+            position = (self.epochs_run, self.samples_run)
+            try:
+                self._regroup()
+                return self._train()
+            except RuntimeError as error:  # of a collective, or of the script
+                trained = (self.epochs_run, self.samples_run) != position
+                failures = 0 if trained else failures + 1
+                if failures == 3:
+                    raise
+                self._log(f"regrouping: {error}")
+
+    def _train(self):
+        total = self.args.total_epochs
+        steps = len(self.train_loader)
+        where = f"{self.device} of {socket.gethostname()}"
+        self._log(f"{self.epochs_run} of {total} epochs done, {steps} steps per epoch, on {where}")
+        if self.epochs_run >= total:
+            self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
+        epochs = range(self.epochs_run, total)
+        disable = None if self.is_main else True  # None: disabled unless on a terminal
+        progress = tqdm(epochs, initial=self.epochs_run, total=total, unit="epoch", disable=disable)
+        for epoch in progress:
+            self._run_epoch(epoch)
+            progress.set_postfix(loss=f"{self.loss:.4g}")
+            self.epochs_run = epoch + 1
+            self.samples_run = 0
+            self.total_loss.zero_()
+            if self.epochs_run % self.args.save_every == 0 or self.epochs_run == total:
+                self._save_on_all_disks()
+
+
+def parse_args():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("total_epochs", nargs="?", type=int, default=50)
+    parser.add_argument("save_every", nargs="?", type=int, default=10, help="epochs per snapshot")
+    parser.add_argument("--coordinator", required=True, metavar="HOST:PORT")
+    parser.add_argument("--save_every_steps", type=int, default=100, help="steps per snapshot")
+    parser.add_argument("--batch_size", type=int, default=64, help="of all devices together")
+    parser.add_argument("--timeout", type=float, default=10, help="of collectives, in minutes")
+    parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
+    parser.add_argument("--snapshot_path", default="snapshot.pt")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    if min(args.total_epochs, args.save_every, args.batch_size) < 1 or args.num_workers < 0:
+        parser.error("epochs and --batch_size must be 1 or more, --num_workers 0 or more")
+    if args.save_every_steps < 1:
+        parser.error("--save_every_steps must be 1 or more")
+    if not os.access(os.path.dirname(args.snapshot_path) or ".", os.W_OK):
+        parser.error(f"cannot write {args.snapshot_path}: create its folder, or set another path")
+    return args
+
+
+@record  # torchrun then shows the traceback of the rank that failed first
+def main(args):
+    os.environ.setdefault("LOCAL_RANK", "0")  # started without torchrun
+    local_rank = int(os.environ["LOCAL_RANK"])
+    if torch.cuda.is_available():
+        if local_rank >= torch.cuda.device_count():
+            sys.exit(f"{socket.gethostname()} has too few GPUs: lower --nproc_per_node")
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+        options = {"backend": "nccl", "device_id": device}
+    else:
+        device = torch.device("cpu")
+        options = {"backend": "gloo"}
+    torch.manual_seed(args.seed)
+    dataset = ToyDataset(2048)
+    model = ToyModel().to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    loss_fn = nn.MSELoss()
+    sampler = GlobalBatchSampler(dataset, args.batch_size, args.seed)
+    train_loader = DataLoader(
+        dataset,
+        batch_sampler=sampler,
+        num_workers=args.num_workers,
+        # Forked from the script, they would keep the connections of a rank that is gone.
+        multiprocessing_context="forkserver" if args.num_workers > 0 else None,
+        persistent_workers=args.num_workers > 0,
+        worker_init_fn=start_own_session,
+        pin_memory=device.type == "cuda",
+    )
+    options["timeout"] = timedelta(minutes=args.timeout)
+    group = Group(args, options)  # only now: from here on, the others wait for this process
+    Trainer(model, group, train_loader, loss_fn, optimizer, device, args).train()
+    time.sleep(0.1 if device.type == "cpu" else 0)  # or gloo may abort at exit (pytorch#190489)
+    dist.destroy_process_group()
+    group.coordinator.sendall(b"f")  # finished: nobody can join any more
+
+
+if __name__ == "__main__":
+    main(parse_args())
