@@ -17,7 +17,7 @@ from helpers import (
     weights_and_momentum,
 )
 
-SCRIPT_STEPS = steps.STEPS + steps.RECIPES + steps.GPT
+SCRIPT_STEPS = steps.STEPS + steps.RECIPES + steps.ELASTIC_RECIPES + steps.GPT
 
 
 @pytest.mark.parametrize("step", steps.ALL, ids=lambda step: step.file)
@@ -26,7 +26,7 @@ def test_steps_are_short(step):
     count = f"diff -U0 {step.base} {step.file} | grep -c '^[+-][^+-]'"
     printed = subprocess.run(count, shell=True, cwd=ROOT, capture_output=True, text=True).stdout
     assert int(printed) == steps.changed_lines(step.base, step.file) <= step.max_changed_lines
-    if step in steps.STEPS + steps.RECIPES:
+    if step in steps.STEPS + steps.RECIPES + steps.ELASTIC_RECIPES:
         rows = (ROOT / "README.md").read_text().splitlines()
         row = next(row for row in rows if f"`{step.file}`" in row)
         assert row.endswith(f" {printed.strip()} |")

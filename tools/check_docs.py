@@ -125,14 +125,15 @@ def check(docs):
     shown = changed = 0
     for step in ALL:
         # diff and the blocks may differ in which of two equal lines has moved: compare the text.
-        on_pages = {
+        shown_lines = {
             line[1:]
             for found in blocks
             if found.unit[0] == step.file
             for line in found.content.splitlines()
         }
         lines = diff_lines(step)
-        missing = [line for line in lines if line[1:] not in on_pages]
+        removed, added = ({line[1:] for line in lines if line[0] == sign} for sign in "-+")
+        missing = [line for line in lines if line[1:] not in shown_lines | (removed & added)]
         problems += [f"{step.file}: on no page: {line}" for line in missing]
         changed += len(lines)
         shown += len(lines) - len(missing)

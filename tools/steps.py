@@ -28,6 +28,7 @@ JOB_STEPS = [
     Step("slurm/multinode.sbatch", "slurm/multinode_srun.sbatch", 17),
     Step("slurm/multinode.sbatch", "slurm/preemptible.sbatch", 12),
     Step("slurm/preemptible.sbatch", "slurm/elastic_ddp.sbatch", 40),
+    Step("slurm/preemptible.sbatch", "slurm/regroup.sbatch", 55),
 ]
 RECIPES = [
     Step("multinode.py", "recipes/mixed_precision.py", 20),
@@ -37,6 +38,7 @@ RECIPES = [
     Step("multinode.py", "recipes/profiler.py", 16),
     Step("multinode.py", "recipes/fsdp.py", 52),
 ]
+ELASTIC_RECIPES = [Step("elastic_ddp.py", "recipes/regroup.py", 125)]
 GPT = [
     Step("preemptible.py", "gpt/gpt.py", 130),
     Step("gpt/gpt.py", "gpt/pretrain.py", 95),
@@ -51,7 +53,7 @@ GPT = [
     Step("gpt/fsdp.py", "gpt/local_sgd.py", 42),
     Step("gpt/fsdp.py", "gpt/finetune.py", 178),  # 100 of them are the GPT, which goes
 ]
-ALL = STEPS + JOB_STEPS + RECIPES + GPT
+ALL = STEPS + JOB_STEPS + RECIPES + ELASTIC_RECIPES + GPT
 
 
 def changed_lines(old, new):
