@@ -1,14 +1,16 @@
-"""Seconds from the SIGKILL of one of three nodes to the next step of the others, by phase.
+"""Seconds from the SIGKILL of one of three processes to the next step of the others, in three ways.
 
-With torchrun's default settings and with those of docs/elastic_ddp.md, in turn: recovery_time.py 10
-Draws the medians of the second: --svg docs/assets/recovery.svg
+Each process is a node of its own: under torchrun with its default settings, under torchrun with
+those of docs/elastic_ddp.md, and with recipes/regroup.py, in turn: recovery_time.py 10
+Draws the medians, by phase: --svg docs/assets/recovery.svg
 """
 
 import argparse
+import contextlib
 import os
-import re
 import shutil
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -21,115 +23,178 @@ from figures import Picture
 from torch.distributed import TCPStore
 
 ROOT = Path(__file__).resolve().parent.parent
-# What each phase ends with: what so many of the two survivors have printed.
-PHASES = {
-    "failure noticed": ("Error", 2),
-    "rendezvous and restart": ("python started", 2),
-    "torch imported": ("torch imported", 2),
-    "group and first step": (" samples |", 1),
-}
-# Runs the script in a process that tells what it has done so far.
-TIMED = f"""
+TIMEOUT_S = 300
+# Runs a script in a process that tells what it has done so far. What each phase ends with is what
+# both survivors have printed by then.
+TIMED = """
+import runpy, sys
 print("python started", flush=True)
-import runpy, sys, torch
+import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_post_hook
 print("torch imported", flush=True)
-runpy.run_path({str(ROOT / "elastic_ddp.py")!r}, run_name="__main__")
+init_process_group = dist.init_process_group
+def init_and_tell(*args, **options):
+    init_process_group(*args, **options)
+    print("group of", dist.get_world_size(), flush=True)
+dist.init_process_group = init_and_tell
+destroy_process_group = dist.destroy_process_group
+def tell_and_destroy():
+    print("leaves the group", flush=True)
+    destroy_process_group()
+dist.destroy_process_group = tell_and_destroy
+def tell_step(*args):
+    print("step done", flush=True)
+register_optimizer_step_post_hook(tell_step)
+runpy.run_path(sys.argv.pop(1), run_name="__main__")
 """
+RESTART_PHASES = {
+    "failure noticed": "Error",
+    "rendezvous and restart": "python started",
+    "torch imported": "torch imported",
+    "group and first step": "step done",
+}
+REGROUP_PHASES = {"failure noticed": "leaves the group", "group and first step": "step done"}
+LOOKS = dict(zip(RESTART_PHASES, "dbca", strict=True))
 FAST_CONF = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=5"
-# The store is in this process, so that any of the three nodes can be killed.
-STORE = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+
+
+class Way:
+    """A way to start the processes, and the phases of a recovery."""
+
+    def __init__(self, name, phases, command):
+        self.name = name
+        self.phases = phases
+        self.command = command
+
+    def measure(self):
+        """Kills one of three processes; returns the seconds of each phase of the others."""
+        folder = Path(tempfile.mkdtemp())
+        run = uuid.uuid4().hex
+        nodes = [Node(folder / name, self.command.format(run=run)) for name in "abc"]
+        try:
+            for mark in ("group of 3\n", *["step done"] * 20):
+                wait(nodes, mark)
+            pids = nodes[-1].pids()
+            for node in nodes:
+                node.skip_output()
+            killed = time.monotonic()
+            nodes.pop().kill(pids)
+            ends = [wait(nodes, mark) - killed for mark in self.phases.values()]
+            return [end - start for start, end in zip([0, *ends], ends, strict=False)]
+        finally:
+            for node in nodes:
+                node.kill(node.pids())
+            shutil.rmtree(folder)
 
 
 class Node:
-    def __init__(self, folder, name, run, settings):
-        (folder / name).mkdir()
-        (folder / name / "timed.py").write_text(TIMED)
-        self.log = folder / name / "log"
+    def __init__(self, folder, command):
+        folder.mkdir()
+        (folder / "timed.py").write_text(TIMED)
+        log = folder / "log"
         self.mark = f"NODE={uuid.uuid4()}"
-        options = f"--nnodes=1:3 --nproc_per_node=1 --max-restarts=100 --rdzv_id={run}"
-        rendezvous = f"--rdzv_backend=c10d --rdzv_endpoint=localhost:{STORE.port} {settings}"
-        script = "timed.py 100000 100000 --save_every_steps 1"
-        with self.log.open("w") as log:
-            subprocess.Popen(
-                f"torchrun {options} {rendezvous} {script}".split(),
-                cwd=folder / name,
+        with log.open("w") as file:
+            self.process = subprocess.Popen(
+                command.split(),
+                cwd=folder,
                 env=os.environ
                 | {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
                 | dict([self.mark.split("=")]),
-                stdout=log,
-                stderr=log,
+                stdout=file,
+                stderr=file,
             )
+        self.log = log.open()
+        self.unread = ""
 
-    def kill(self):
+    def pids(self):
+        """Returns the process ids of this node: torchrun and its worker, or the script alone."""
+        pids = []
         for environ in Path("/proc").glob("[0-9]*/environ"):
             try:
                 if self.mark.encode() in environ.read_bytes():
-                    os.kill(int(environ.parent.name), signal.SIGKILL)
+                    pids.append(int(environ.parent.name))
             except OSError:
-                continue
+                continue  # it has just ended
+        return pids
 
-    def progress(self, world_size):
-        """Returns whether its last world has this size, and whether rank 0 here has done steps."""
-        tail = self.log.read_text().rpartition("\nrank ")[2]
-        return f"of {world_size} starts" in tail, len(re.findall(r" samples \|", tail)) > 2
+    def kill(self, pids):
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+    def skip_output(self):
+        self.log.read()
+        self.unread = ""
+
+    def reads(self, mark):
+        """Returns whether it has printed this since what was read last."""
+        self.unread += self.log.read()
+        _, found, after = self.unread.partition(mark)
+        if found:
+            self.unread = after
+        return bool(found)
 
 
-def wait(nodes, world_size, timeout_s=300):
-    deadline = time.monotonic() + timeout_s
-    while True:
-        states = [node.progress(world_size) for node in nodes]
-        if all(joined for joined, _ in states) and any(stepped for _, stepped in states):
-            return
+def wait(nodes, mark):
+    """Waits until all have printed this, and returns the time."""
+    deadline = time.monotonic() + TIMEOUT_S
+    left = nodes
+    while left := [node for node in left if not node.reads(mark)]:
         if time.monotonic() > deadline:
-            sys.exit("recovery_time.py: no step within 300 s\n" + nodes[0].log.read_text())
-        time.sleep(0.02)
+            sys.exit(f"recovery_time.py: no {mark!r} in {TIMEOUT_S} s\n{left[0].unread}")
+        time.sleep(0.005)
+    return time.monotonic()
 
 
-def measure(settings):
-    """Returns the seconds of each phase."""
-    folder = Path(tempfile.mkdtemp())
-    run = uuid.uuid4().hex
-    nodes = [Node(folder, name, run, settings) for name in "abc"]
-    try:
-        wait(nodes, 3)
-        read = [len(node.log.read_text()) for node in nodes[:2]]
-        killed = time.monotonic()
-        nodes.pop().kill()
-        seconds = []
-        for mark, count in PHASES.values():
-            while sum(mark in tail for tail in tails(nodes, read)) < count:
-                if time.monotonic() > killed + 300:
-                    sys.exit("recovery_time.py: no step within 300 s\n" + nodes[0].log.read_text())
-                time.sleep(0.01)
-            seconds.append(time.monotonic() - killed - sum(seconds))
-            if mark == "Error":  # the last step is saved once more
-                read = [len(node.log.read_text()) for node in nodes]
-        return seconds
-    finally:
-        for node in nodes:
-            node.kill()
-        shutil.rmtree(folder)
+def ways(store_port, coordinator_port):
+    torchrun = (
+        "torchrun --nnodes=1:3 --nproc_per_node=1 --max-restarts=100 --rdzv_id={run}"
+        f" --rdzv_backend=c10d --rdzv_endpoint=localhost:{store_port}"
+    )
+    script = f"timed.py {ROOT}/elastic_ddp.py 100000 100000"
+    regroup = f"timed.py {ROOT}/recipes/regroup.py 100000 100000"
+    coordinator = f"--coordinator localhost:{coordinator_port}"
+    return [
+        Way("torchrun, its defaults", RESTART_PHASES, f"{torchrun} {script}"),
+        Way("torchrun, stage 6", RESTART_PHASES, f"{torchrun} --rdzv_conf={FAST_CONF} {script}"),
+        Way("regroup.py", REGROUP_PHASES, f"{sys.executable} {regroup} {coordinator}"),
+    ]
 
 
-def tails(nodes, read):
-    """Returns what each node has printed since so many characters."""
-    return [node.log.read_text()[n:] for node, n in zip(nodes, read, strict=True)]
+def start_coordinator():
+    """Returns the process, once it listens, and its port."""
+    with socket.create_server(("localhost", 0)) as server:
+        port = server.getsockname()[1]
+    script = ROOT / "recipes" / "coordinator.py"
+    process = subprocess.Popen([sys.executable, script, f"localhost:{port}"])
+    TCPStore("localhost", port + 1)  # waits for it
+    return process, port
 
 
-def draw(seconds, path):
-    """Draws the phases on a time axis, which begins with the kill."""
-    picture = Picture(400, 164, "What happens after a kill, in seconds")
-    pixels = 220 / sum(seconds)
-    start = left = 160
-    for row, (name, duration) in enumerate(zip(PHASES, seconds, strict=True)):
-        picture.text(4, 22 + 26 * row, name)
-        picture.box(start, 6 + 26 * row, duration * pixels, 22, "ab"[row % 2])
-        start += duration * pixels
-    picture.arrow_right(left, 120, 236)
-    for second in range(0, int(sum(seconds)) + 1, 2):
-        picture.path(f"M{left + second * pixels:.1f} 117 v6")
-        picture.text(left + second * pixels, 140, second, "")
-    picture.text(270, 158, "seconds since the kill", "")
+def draw(medians, path):
+    """Draws the phases of each way on a time axis, which begins with the kill."""
+    picture = Picture(400, 202, "What happens after a kill, in seconds")
+    left = 150
+    longest = max(sum(seconds.values()) for seconds in medians.values())
+    pixels = 206 / longest
+    for row, (name, seconds) in enumerate(medians.items()):
+        top = 6 + 30 * row
+        start = left
+        picture.text(4, top + 16, name)
+        for phase, duration in seconds.items():
+            picture.box(start, top, duration * pixels, 22, LOOKS[phase])
+            start += duration * pixels
+        picture.text(start + 6, top + 16, f"{sum(seconds.values()):.2g}")
+    picture.arrow_right(left, 108, 242)
+    for second in range(0, int(longest) + 1, 10):
+        picture.path(f"M{left + second * pixels:.1f} 105 v6")
+        picture.text(left + second * pixels, 128, second, "")
+    picture.text(270, 146, "seconds since the kill", "")
+    for place, (phase, look) in enumerate(LOOKS.items()):
+        column, row = place % 2, place // 2
+        picture.box(4 + 200 * column, 154 + 24 * row, 18, 18, look)
+        picture.text(30 + 200 * column, 168 + 24 * row, phase)
     picture.save(path)
 
 
@@ -138,21 +203,29 @@ def main():
     parser.add_argument("rounds", nargs="?", type=int, default=10)
     parser.add_argument("--svg", type=Path, default=Path("runs/recovery.svg"), help="where to draw")
     args = parser.parse_args()
-    fast = f"--rdzv_conf={FAST_CONF}"
-    settings_by_name = {"torchrun's defaults": "", fast: fast}
-    seconds = {name: [] for name in settings_by_name}
-    for number in range(args.rounds):
-        for name, settings in settings_by_name.items():
-            if settings or number < max(1, args.rounds // 5):  # the defaults take minutes
-                seconds[name].append(measure(settings))
-    for name, rows in seconds.items():
-        totals = [sum(row) for row in rows]
-        spread = f"{min(totals):.1f} to {max(totals):.1f}"
-        print(f"{name}: {statistics.median(totals):.1f} s (median of {len(rows)}, {spread})")
-        for phase, values in zip(PHASES, zip(*rows, strict=True), strict=True):
-            print(f"  {statistics.median(values):5.1f} s  {phase}")
+    if args.rounds < 1:
+        parser.error("rounds must be 1 or more")
+    # Its store is in this process, so that any of the three nodes can be killed.
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    coordinator, port = start_coordinator()
+    rows = {way: [] for way in ways(store.port, port)}
+    try:
+        for _ in range(args.rounds):
+            for way in rows:
+                rows[way].append(way.measure())
+    finally:
+        coordinator.kill()
+    medians = {}
+    for way, seconds in rows.items():
+        totals = [sum(phases) for phases in seconds]
+        spread = f"{min(totals):.2f} to {max(totals):.2f}"
+        print(f"{way.name}: {statistics.median(totals):.2f} s (of {len(totals)}, {spread})")
+        by_phase = map(statistics.median, zip(*seconds, strict=True))
+        medians[way.name] = dict(zip(way.phases, by_phase, strict=True))
+        for phase, median in medians[way.name].items():
+            print(f"  {median:6.2f} s  {phase}")
     args.svg.parent.mkdir(exist_ok=True)
-    draw([statistics.median(values) for values in zip(*seconds[fast], strict=True)], args.svg)
+    draw(medians, args.svg)
 
 
 if __name__ == "__main__":
