@@ -476,6 +476,45 @@ def with_recipes(one, two):
     one.shows_next()
 
 
+def regroup(terminals):
+    """One has the coordinator, each of the other three a process, of which the last is killed."""
+    one, *others = terminals
+    for command in (
+        ". .venv/bin/activate",
+        "export OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= TORCH_CPP_LOG_LEVEL=ERROR",
+    ):
+        in_each(terminals, command)
+    one.run("python recipes/coordinator.py localhost:29400 &")
+    arguments = "5000 100 --coordinator localhost:29400 --snapshot_path regroup.pt"
+    command = f"python recipes/regroup.py {arguments}"
+    for number, terminal in enumerate(others, 1):
+        (terminal.start if number == 1 else terminal.enter)(command)
+        which_sees(others, f"group {number}: {number} processes")
+    one.run("pgrep -f recipes/regroup.py")
+    numbers = map(int, re.findall(r"^(\d+)\r?$", one.output, re.MULTILINE))
+    clone = os.path.realpath(one.bash.cwd)
+    ours = [number for number in numbers if os.path.realpath(f"/proc/{number}/cwd") == clone]
+    one.run("kill -9 NUMBER", ("NUMBER", str(ours[-1])))
+    assert others[-1].prompt() != 0
+    survivor = which_sees(others[:2], "group 4: 2 processes")
+    survivor.sees("of 5000 epochs done.*")
+    survivor.shows_next()
+    others[-1].enter(command)
+    which_sees(others, "group 5: 3 processes")
+    others[0].bash.sendintr()
+    for terminal in others:
+        terminal.prompt()
+    one.enter("python bench/formula.py")
+    one.prompt()
+    one.shows_next()
+    torchrun = "torchrun --standalone --nproc_per_node=1 --max-restarts=5"
+    one.start(f"{torchrun} recipes/regroup.py {arguments}")
+    one.sees("group 6: 1 processes")
+    one.interrupt()
+    one.enter("kill %1")
+    one.prompt()
+
+
 def second_series(one):
     """The GPT, on a small text."""
     stdlib = '$(python -c "import os; print(os.path.dirname(os.__file__))")'
@@ -548,6 +587,7 @@ def test_path(clone):
     by_hand(*terminals)
     on_slurm(one)
     with_recipes(*terminals[:2])
+    regroup([*terminals, Terminal(clone, reader)])
     second_series(one)
     reader.skip("check.md")  # `make faults` and tests/test_check.py test that
     reader.skip("faults.md")  # and that

@@ -18,6 +18,7 @@ from helpers import (
     max_abs_diff,
     needs_slurm,
     patched,
+    position,
     reference_run,
     weights_and_momentum,
 )
@@ -331,6 +332,44 @@ def test_node_blinks_and_time_limit(cluster, shell):
     assert "stopped by a signal" in output and "RuntimeError" not in output, output
     weights, _, _ = reference_run(10, 64)
     assert max_abs_diff(weights_and_momentum(shell.folder / "snapshot.pt")[0], weights) < 1e-4
+
+
+def test_node_rejoins(cluster, shell):
+    """A node loses its power for a moment: the other trains on, and a new process there joins it.
+
+    At the signal of a time limit, all save, and the job is requeued.
+    """
+    recipes = shell.folder / "recipes"
+    recipes.mkdir()
+    (recipes / "coordinator.py").symlink_to(ROOT / "recipes" / "coordinator.py")
+    (recipes / "regroup.py").write_text(patched("recipes/regroup.py", PAUSE))
+    job = cluster(
+        """
+        job=$(sbatch --parsable --nodes=2 --gpus-per-node=1 slurm/regroup.sbatch 1000 1000)
+        last_group_has() {
+          until grep -o ": . processes" regroup-$job.out | tail -n 1 | grep -q $1; do
+            sleep 0.1
+          done 2>/dev/null
+        }
+        last_group_has 2
+        power off node2
+        sleep 3
+        power on node2
+        last_group_has 1
+        last_group_has 2
+        scancel --signal=USR1 --batch $job
+        until squeue --noheader --states=PENDING | grep -q .; do sleep 0.1; done
+        scancel $job
+        """,
+        "-n 2",
+    )
+    job.wait()
+    output = log(shell.folder, "regroup")
+    assert "stopped by a signal" in output, output
+    snapshot = shell.folder / "snapshot.pt"
+    epochs, samples_run = position(snapshot)
+    weights, _, _ = reference_run(epochs, 64, samples_run=samples_run)
+    assert max_abs_diff(weights_and_momentum(snapshot)[0], weights) < 1e-5
 
 
 def test_no_progress_ends_the_job(cluster, shell):
