@@ -159,7 +159,7 @@ def test_cascade_stops_at_a_conflict(copy):
     assert "still has conflict marks" in again.stderr
 
 
-@pytest.mark.parametrize("name", ["", "nosuch.py", "elastic_ddp.py"])
+@pytest.mark.parametrize("name", ["", "nosuch.py", "recipes/regroup.py"])
 def test_cascade_of_nothing(copy, name):
     result = cascade(copy, name)
     assert result.returncode == 1
