@@ -318,7 +318,7 @@ def parse_args():
     parser.add_argument("--coordinator", required=True, metavar="HOST:PORT")
     parser.add_argument("--save_every_steps", type=int, default=100, help="steps per snapshot")
     parser.add_argument("--batch_size", type=int, default=64, help="of all devices together")
-    parser.add_argument("--timeout", type=float, default=10, help="of collectives, in minutes")
+    parser.add_argument("--timeout", type=float, default=1, help="of collectives, in minutes")
     parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
     parser.add_argument("--snapshot_path", default="snapshot.pt")
     parser.add_argument("--seed", type=int, default=0)
@@ -356,7 +356,7 @@ def main(args):
         batch_sampler=sampler,
         num_workers=args.num_workers,
         # Forked from the script, they would keep the connections of a rank that is gone.
-        multiprocessing_context="forkserver" if args.num_workers > 0 else None,
+        multiprocessing_context="spawn" if args.num_workers > 0 else None,
         persistent_workers=args.num_workers > 0,
         worker_init_fn=start_own_session,
         pin_memory=device.type == "cuda",
