@@ -17,9 +17,10 @@ class Coordinator:
     """Gives all processes that live a group, once all have asked, and their ranks in it."""
 
     def __init__(self, patience):
-        self.patience = patience  # in seconds; who has not asked by then is left out
+        self.patience = patience  # in seconds, for members of a broken group that have not asked
         self.processes = []  # their connections: one that is closed is a process that is gone
         self.waiting = []  # those that have asked for a group
+        self.members = []  # those of the last group
         self.groups = 0
         self.finished = False  # nobody can join any more
         self.ended = asyncio.Event()
@@ -28,12 +29,9 @@ class Coordinator:
         self.processes.append(process)
         try:
             while message := await reader.read(1):
-                if message == b"f":
-                    self.finished = True
-                    continue
-                self.waiting.append(process)
-                asyncio.get_running_loop().call_later(self.patience, self.leave_out, self.groups)
-                self.form_group()
+                self.finished = message == b"f"
+                if not self.finished:
+                    self.ask(process)
         except ConnectionError:
             pass
         self.processes.remove(process)
@@ -42,29 +40,35 @@ class Coordinator:
         if self.finished and not self.processes:
             self.ended.set()
 
+    def ask(self, process):
+        self.waiting.append(process)
+        if process in self.members:  # its group is broken; newcomers wait for as long as it takes
+            loop = asyncio.get_running_loop()
+            loop.call_later(self.patience, self.leave_out, self.groups)
+        self.form_group()
+
     def form_group(self):
         missing = [process for process in self.processes if process not in self.waiting]
-        if missing and self.waiting:
+        if self.waiting and missing:
             for process in missing:
                 process.write(struct.pack("!3i", 0, 0, 0))  # asks it to come
-        if missing or not self.waiting:
-            return
-        self.groups += 1
-        for rank, process in enumerate(self.waiting):
-            process.write(struct.pack("!3i", self.groups, rank, len(self.waiting)))
-        self.waiting = []
+        elif self.waiting:
+            self.groups += 1
+            self.members = self.waiting
+            self.waiting = []
+            for rank, process in enumerate(self.members):
+                process.write(struct.pack("!3i", self.groups, rank, len(self.members)))
 
     def leave_out(self, groups):
-        if groups == self.groups:
-            for process in self.processes:
-                if process not in self.waiting:
-                    process.transport.abort()
+        late = [process for process in self.processes if process not in self.waiting]
+        for process in late if groups == self.groups else []:
+            process.transport.abort()
 
 
 async def main(address, patience="600"):
     host, port = address.rsplit(":", 1)
     coordinator = Coordinator(float(patience))
-    await asyncio.start_server(coordinator.serve, host, int(port))
+    await asyncio.start_server(coordinator.serve, sock=socket.create_server((host, int(port))))
     listener = socket.create_server((host, int(port) + 1))
     store = dist.TCPStore(  # noqa: F841  it serves as long as this variable lives
         host,
