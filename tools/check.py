@@ -52,9 +52,9 @@ ELASTIC = (
 class Stage(NamedTuple):
     checks: str
     launchers: tuple = NODES
-    options: str = "--batch_size 32"
+    options: str = "--batch_size 24"  # the last batch of an epoch is smaller
     processes: int = 2
-    batch: int = 64  # of all processes together
+    batch: int = 48  # of all processes together
     max_diff: float = 1e-4  # of the weights; rounding in float32 gives 1e-6
     reference: str = ""  # the file whose weights on one process are right, if no plain loop's
 
@@ -71,7 +71,7 @@ FSDP = Stage(
 )
 SPLIT = FSDP._replace(checks="starts processes weights log signal")
 STAGES = {
-    "singlegpu": Stage(ONE, PYTHON, "--batch_size 64", 1),
+    "singlegpu": Stage(ONE, PYTHON, "--batch_size 48", 1),
     "multigpu": Stage(f"{SEVERAL} gpus", PYTHON),
     "multigpu_torchrun": Stage(f"{SEVERAL} gpus restart", TORCHRUN),
     "multinode": MULTINODE,
@@ -80,7 +80,7 @@ STAGES = {
         f"{SEVERAL} gpus restart signal node", ELASTIC, "--batch_size 65", batch=65
     ),
     "recipes/gradient_accumulation": MULTINODE._replace(
-        options="--batch_size 8 --global_batch_size 64"
+        options="--batch_size 8 --global_batch_size 48"
     ),
     "recipes/mixed_precision": MULTINODE._replace(max_diff=0.02),
     "recipes/profiler": MULTINODE,
@@ -138,11 +138,10 @@ class Run:
         if not self.statuses:
             message = f"It did not end within {TIMEOUT_S} seconds: it hangs."
         if not (ok and self.statuses):
-            lines = self.output.splitlines()
-            errors = [line for line in lines[:-6] if re.search(r"\w(Error|Exception)\b", line)]
-            shown = "\n".join(errors[:3] + lines[-6:])
-            message = f"{message} Its first errors, and its last lines:"
-            raise WrongError(f"{message}\n{textwrap.indent(shown, '| ')}")
+            stack = re.compile(r"(\[rank\d+\]:)?(  |\s*Traceback|.*resource_tracker)")
+            lines = [line for line in self.output.splitlines() if not stack.match(line)]
+            shown = "\n".join(lines[:8] + ["…"] * (len(lines) > 11) + lines[8:][-3:])
+            raise WrongError(f"{message} It has printed:\n{textwrap.indent(shown, '| ')}")
 
     def succeed(self):
         self.require(self.statuses and not any(self.statuses), "The run failed.")
@@ -376,16 +375,23 @@ class Judge:
         self.compare("Resumed from it", "previous", list(self.train(batches)[0].parameters()))
 
     def check_gpus(self):
-        nodes = (".", ".") if self.stage.launchers in (PYTHON, TORCHRUN) else ("node1", "node2")
-        run = self.run(1, "gpus", nodes=nodes, gpus=2 // len(set(nodes)))
-        expected = ["cuda:0", "cuda:1" if len(set(nodes)) == 1 else "cuda:0"]
-        moved, bound = run.values("moved"), set(run.values("bound"))
-        run.require(moved, "No model was moved to a GPU.")
-        if moved != expected or bound != set(expected):
-            raise WrongError(
-                f"The models of both ranks are on {moved}, not on {expected}, and set_device or"
-                f" device_id were given {sorted(bound)}."
-            )
+        if self.stage.launchers == PYTHON:
+            run = self.run(1, "gpus", gpus=3)
+            expected = ["cuda:0", "cuda:1", "cuda:2"]
+        elif self.stage.launchers == TORCHRUN:
+            run = self.run(1, "gpus", gpus=2)
+            expected = ["cuda:0", "cuda:1"]
+        else:
+            run = self.run(1, "gpus", nodes=("node1", "node2"), gpus=1)
+            expected = ["cuda:0", "cuda:0"]
+        run.require(run.values("moved"), "No model was moved to a GPU.")
+        if run.values("moved") != expected:
+            raise WrongError(f"The ranks' models are on {run.values('moved')}, not on {expected}.")
+        bound = set(run.values("bound"))
+        if bound != set(expected):
+            raise WrongError(f"The models are on {expected}, but set_device got {sorted(bound)}.")
+        if backends := [name for name in run.values("backend") if "nccl" not in name]:
+            raise WrongError(f"On GPUs, the backend is {backends[0]}.")
 
     def check_restart(self):
         step = 2 * self.epoch_steps + 1

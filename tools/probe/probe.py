@@ -107,6 +107,7 @@ def set_device(device):
 
 
 def init_process_group(*args, backend=None, device_id=None, **options):
+    write(backend=args[0] if args else backend)
     original["init_process_group"]("gloo", *args[1:], **options)
     if device_id is not None:
         set_device(device_id)
