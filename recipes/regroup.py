@@ -169,7 +169,6 @@ class Trainer:
         self.group.form()
         self.rank = dist.get_rank()
         self.is_main = self.rank == 0  # this process logs and saves
-        self.steps = 0
         starts = [None] * dist.get_world_size()
         dist.all_gather_object(starts, (self.epochs_run, self.samples_run))
         if len(set(starts)) > 1:
@@ -179,6 +178,8 @@ class Trainer:
             data = [file.getvalue() if self.rank == src else None]
             dist.broadcast_object_list(data, src)
             self._load_snapshot(io.BytesIO(data[0]))
+        step = self.samples_run // self.args.batch_size
+        self.steps = self.epochs_run * len(self.train_loader) + step  # the same on all ranks
         self.ddp_model = nn.parallel.DistributedDataParallel(self.model)
         self._log(f"group {self.group.number}: {dist.get_world_size()} processes")
 
@@ -285,9 +286,8 @@ class Trainer:
                 self._regroup()
                 return self._train()
             except RuntimeError as error:  # of a collective, or of the script
-                trained = (self.epochs_run, self.samples_run) != position
-                failures = 0 if trained else failures + 1
-                if failures == 3:
+                failures = failures + 1 if position == (self.epochs_run, self.samples_run) else 0
+                if failures == 10:
                     raise
                 self._log(f"regrouping: {error}")
 

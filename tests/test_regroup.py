@@ -152,7 +152,7 @@ def test_frozen(shell):
 
 
 def test_a_bug_is_shown(shell):
-    """An error of the script's own is raised, when the same step has failed three times."""
+    """An error of the script's own is raised, when the same step has failed ten times."""
     setup = """
 def run_batch(self, inputs, targets):
     raise RuntimeError("a bug")
