@@ -23,8 +23,8 @@ path: .venv/dev  ## type every command of README and the pages, in their order, 
 check: .venv/dev  ## judge a script of yours: make check STAGE=multigpu FILE=my_multigpu.py
 	@python tools/check.py $(STAGE) '$(FILE)' $(if $(TASK),--task '$(TASK)')
 
-faults: .venv/dev  ## judge every file of ours, and every faulty one of tools/faults.py
-	pytest -m faults
+long: .venv/dev  ## run the tests that take long: each faulty file judged, two hundred kills, memory
+	pytest -m long
 
 lint: .venv/dev  ## check the style
 	ruff check .
@@ -77,4 +77,4 @@ cost: .venv/run  ## measure what distributed training costs here, in about eight
 	$@/bin/python -m pip install --disable-pip-version-check aws-parallelcluster -c constraints.txt
 	@touch $@
 
-.PHONY: help run test path check faults lint docs cascade chaos bench gpu cost
+.PHONY: help run test path check long lint docs cascade chaos bench gpu cost

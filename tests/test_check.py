@@ -55,13 +55,13 @@ def test_misuse(tmp_path):
     assert "choose from" in check("multigpus", ROOT / "multigpu.py").stderr.splitlines()[-1]
 
 
-@pytest.mark.faults
+@pytest.mark.long
 @pytest.mark.parametrize("stage", STAGES)
 def test_own_files_pass(tmp_path, stage):
     assert judge(stage, ROOT / f"{stage}.py", toy_task, tmp_path) == []
 
 
-@pytest.mark.faults
+@pytest.mark.long
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.what)
 def test_a_fault_fails_its_checks_alone(tmp_path, fault):
     file = tmp_path / "faulty.py"

@@ -42,7 +42,7 @@ class Reader:
     """Follows the pages: whatever is typed must be what they show next."""
 
     def __init__(self):
-        # `make faults` tests `make check`, on our own files: the reader's are not written yet.
+        # `make long` tests `make check`, on our own files: the reader's are not written yet.
         self.unread = [
             (page.name, kind, text)
             for page in pages()
@@ -589,7 +589,7 @@ def test_path(clone):
     with_recipes(*terminals[:2])
     regroup([*terminals, Terminal(clone, reader)])
     second_series(one)
-    reader.skip("check.md")  # `make faults` and tests/test_check.py test that
+    reader.skip("check.md")  # `make long` and tests/test_check.py test that
     reader.skip("faults.md")  # and that
     what_it_costs(one)
     reader.skip("errors.md")  # tests/test_hangs.py and others provoke that

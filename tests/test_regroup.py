@@ -136,6 +136,7 @@ def test_killed_and_joined(shell):
     print("recovered after", [recovery_s(steps, kill) for kill in kills])
 
 
+@pytest.mark.long
 def test_frozen(shell):
     """A process that is stopped is left out, when the time-out and the patience have passed."""
     training = Training(shell, 60, patience=5)
@@ -173,7 +174,7 @@ def test_no_coordinator(shell):
     shell.ranks(command).fails("no coordinator at localhost:")
 
 
-@pytest.mark.faults
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(10))
 def test_twenty_kills(shell, seed):
     """At random moments, among 1 to 6 processes, which others join; some kills come in pairs."""

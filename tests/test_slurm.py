@@ -334,6 +334,7 @@ def test_node_blinks_and_time_limit(cluster, shell):
     assert max_abs_diff(weights_and_momentum(shell.folder / "snapshot.pt")[0], weights) < 1e-4
 
 
+@pytest.mark.long
 def test_node_rejoins(cluster, shell):
     """A node loses its power for a moment: the other trains on, and a new process there joins it.
 
