@@ -179,7 +179,7 @@ def test_no_coordinator(shell):
 def test_twenty_kills(shell, seed):
     """At random moments, among 1 to 6 processes, which others join; some kills come in pairs."""
     rng = random.Random(seed)
-    training = Training(shell, 400)
+    training = Training(shell, 200)
     kills = []
     while len(kills) < 20:
         size = len(training.processes)
