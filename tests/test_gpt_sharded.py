@@ -231,8 +231,8 @@ FileSystemWriter.write_data = write_late
 run_batch = script.Trainer._run_batch
 def run_batch_and_count(self, inputs, targets):
     run_batch(self, inputs, targets)
-    steps.append(self.samples_run)
     print("trained", self.samples_run)
+    steps.append(self.samples_run)
 script.Trainer._run_batch = run_batch_and_count
 """
 

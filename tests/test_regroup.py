@@ -120,9 +120,10 @@ def recovery_s(steps, kill):
     return min(when for when, _, number, _ in steps if number > group) - kill
 
 
-def test_killed_and_joined(shell):
-    """Among the killed are rank 0, with data workers, and all but one; one joins in the end."""
-    training = Training(shell, 60, "--num_workers 1")
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.long)])
+def test_killed_and_joined(shell, num_workers):
+    """Among the killed are rank 0, and all but one; one joins in the end."""
+    training = Training(shell, 60, f"--num_workers {num_workers}")
     for size in (1, 2, 3):
         training.join()
         training.wait_for_group(size)

@@ -486,6 +486,7 @@ def test_cancel_a_local_job(shell):
         time.sleep(0.1)
 
 
+@pytest.mark.long
 def test_slow_node_is_found(cluster, shell):
     """All links are limited, to tell more of them than of this machine's noise; one is slower."""
     limit = "dev eth0 root tbf rate 20mbit burst 64kb latency 300ms"

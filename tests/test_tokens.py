@@ -120,6 +120,7 @@ def test_resumed_on_other_ranks(shell):
     assert sorted(found) == sorted(expected)
 
 
+@pytest.mark.long
 def test_large_data_is_not_loaded(shell):
     """A gigabyte in ten shards: zeros, which take no disk; and two steps of it."""
     folder = shell.folder / "tokens"

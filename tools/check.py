@@ -247,8 +247,11 @@ class Judge:
         one = Judge(stage, ROOT / self.stage.reference, None, self.folder)
         run = one.run(EPOCHS, "reference", nodes=["."])
         run.succeed()
-        drawn = [steps[0]["weights"] for steps in self.straight.steps]
-        if "sharded" in self.stage.checks and abs(sum(drawn) - run.steps[0][0]["weights"]) > 1e-6:
+        first = [steps[0] for steps in self.straight.steps]
+        one_process = run.steps[0][0]
+        copies = sum(step["held"] for step in first) / one_process["held"]
+        drawn = sum(step["weights"] for step in first) / copies
+        if "sharded" in self.stage.checks and abs(drawn - one_process["weights"]) > 1e-6:
             raise WrongError("Before the first step, the weights are others than on one process.")
         return one.weights("reference")
 
