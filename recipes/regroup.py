@@ -97,8 +97,9 @@ class Group:
 
     def form(self):
         """Waits until all other processes have called this, or are gone, and connects to them."""
-        if dist.is_initialized():
-            dist.destroy_process_group()  # disconnects: who waits for this rank gets an error
+        if not dist.is_initialized():  # torch counts failed attempts, until a group is destroyed
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        dist.destroy_process_group()  # disconnects: who waits for this rank gets an error
         self.number = 0
         try:
             self.coordinator.sendall(b"g")

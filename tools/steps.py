@@ -38,7 +38,7 @@ RECIPES = [
     Step("multinode.py", "recipes/profiler.py", 16),
     Step("multinode.py", "recipes/fsdp.py", 52),
 ]
-ELASTIC_RECIPES = [Step("elastic_ddp.py", "recipes/regroup.py", 125)]
+ELASTIC_RECIPES = [Step("elastic_ddp.py", "recipes/regroup.py", 126)]
 GPT = [
     Step("preemptible.py", "gpt/gpt.py", 130),
     Step("gpt/gpt.py", "gpt/pretrain.py", 95),
