@@ -3,8 +3,12 @@
 Prints ratios: the median of 5 rounds, in each of which the candidates train for 30 epochs, taking
 turns. Absolute times say little about another machine. One rank is compared with a bare loop, two
 ranks with raw DDP. The floor is a bare loop without DataLoader that all-reduces one flat gradient.
+Some candidates alone, on two ranks, with steps that take 20 ms longer, beside the first of them:
+
+    python bench/epoch_time.py --candidates elastic_ddp.py recipes/regroup.py --sleep_ms 20
 """
 
+import argparse
 import atexit
 import contextlib
 import importlib
@@ -21,6 +25,7 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from lightning_fabric import Fabric
 from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
@@ -28,8 +33,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import singlegpu  # noqa: E402
 
-ROUNDS, EPOCHS = 5, 30
+ROUNDS = 5
 BATCH_SIZE = 32  # per rank
+COORDINATOR = "localhost:29411"  # of regroup.py
 MODULES = {
     "multigpu_torchrun": "",
     "multinode": "",
@@ -40,6 +46,7 @@ MODULES = {
     "recipes.evaluate": "",
     "recipes.tensorboard_logging": "",
     "recipes.fsdp": "",
+    "recipes.regroup": f"--coordinator {COORDINATOR} --batch_size 64 --save_every_steps 1000000",
 }  # gpt/ trains another model: see bench/cpu.py
 
 
@@ -87,13 +94,13 @@ def floor_epoch(model, dataset, loss_fn, optimizer):
         optimizer.step()
 
 
-def compare(candidates):
+def compare(candidates, epochs):
     """Times the functions; returns for each the median of its times relative to the first's."""
     times = {name: [] for name in candidates}
     for _ in range(ROUNDS + 1):
         for seconds in times.values():
             seconds.append(0.0)
-        for epoch in range(EPOCHS):
+        for epoch in range(epochs):
             # Turn by turn, each in every place: the machine's noise then hits all alike.
             for offset in range(len(times)):
                 name = list(times)[(offset + epoch) % len(times)]
@@ -160,6 +167,8 @@ def two_ranks():
 
 def epoch_of(trainer):
     """Returns a function that trains an epoch, from its first sample on."""
+    if hasattr(trainer, "group"):  # regroup.py's
+        trainer._regroup()
 
     def run_epoch(epoch):
         trainer.samples_run = 0
@@ -168,22 +177,54 @@ def epoch_of(trainer):
     return run_epoch
 
 
-def main():
+def parse_args():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--candidates", nargs="+", default=[])
+    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--sleep_ms", type=float, default=0)
+    return parser.parse_args()
+
+
+def main(args):
+    def sleep(module, inputs):
+        if type(module).__name__ == "ToyModel":
+            time.sleep(args.sleep_ms / 1000)
+
+    if args.sleep_ms:
+        register_module_forward_pre_hook(sleep)
     distributed = "LOCAL_RANK" in os.environ
-    if distributed:
-        dist.init_process_group("gloo")
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        ratios = compare(two_ranks() if distributed else one_rank())
-    if os.environ.get("RANK", "0") == "0":
-        baseline = next(iter(ratios))
-        for name, ratio in ratios.items():
-            print(f"{name:<36}{ratio:.3f} x {baseline}", flush=True)
-    if distributed:
-        time.sleep(0.1)  # as in multigpu.py
-        dist.destroy_process_group()
-    else:
-        sys.exit(subprocess.call(["torchrun", "--standalone", "--nproc_per_node=2", __file__]))
+    if not distributed and not args.candidates:
+        report(compare(one_rank(), args.epochs))
+    if not distributed:
+        command = ["torchrun", "--standalone", "--nproc_per_node=2", __file__, *sys.argv[1:]]
+        with coordinator():
+            sys.exit(subprocess.call(command))
+    dist.init_process_group("gloo")
+    candidates = two_ranks()
+    candidates = {name: candidates[name] for name in args.candidates or candidates}
+    ratios = compare(candidates, args.epochs)
+    if dist.get_rank() == 0:
+        report(ratios)
+    time.sleep(0.1)  # as in multigpu.py
+    dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def coordinator():
+    process = subprocess.Popen([sys.executable, ROOT / "recipes" / "coordinator.py", COORDINATOR])
+    try:
+        yield
+    finally:
+        process.kill()
+
+
+def report(ratios):
+    baseline = next(iter(ratios))
+    for name, ratio in ratios.items():
+        print(f"{name:<36}{ratio:.3f} x {baseline}", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    arguments = parse_args()
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        main(arguments)

@@ -5,6 +5,7 @@ next port, 29401, is that of the store, where the ranks of a group find each oth
 rendezvous, it must not fail. It ends when the training has finished.
 """
 
+import argparse
 import asyncio
 import socket
 import struct
@@ -18,67 +19,77 @@ class Coordinator:
 
     def __init__(self, patience):
         self.patience = patience  # in seconds, for members of a broken group that have not asked
-        self.processes = []  # their connections: one that is closed is a process that is gone
-        self.waiting = []  # those that have asked for a group
-        self.members = []  # those of the last group
+        self.has_asked = {}  # by connection; one that is closed is a process that is gone
+        self.members = []  # of the last group
         self.groups = 0
-        self.finished = False  # nobody can join any more
+        self.finished = False
         self.ended = asyncio.Event()
 
     async def serve(self, reader, process):
-        self.processes.append(process)
+        self.has_asked[process] = False
         try:
             while message := await reader.read(1):
                 self.finished = message == b"f"
-                if not self.finished:
-                    self.ask(process)
+                self.has_asked[process] = message == b"g"
+                if process in self.members and not self.finished:  # its group is broken
+                    loop = asyncio.get_running_loop()
+                    loop.call_later(self.patience, self.leave_out, self.groups)
+                self.form_group()
         except ConnectionError:
             pass
-        self.processes.remove(process)
-        self.waiting = [other for other in self.waiting if other is not process]
+        del self.has_asked[process]
         self.form_group()
-        if self.finished and not self.processes:
+        if self.finished and not self.has_asked:
             self.ended.set()
 
-    def ask(self, process):
-        self.waiting.append(process)
-        if process in self.members:  # its group is broken; newcomers wait for as long as it takes
-            loop = asyncio.get_running_loop()
-            loop.call_later(self.patience, self.leave_out, self.groups)
-        self.form_group()
-
     def form_group(self):
-        missing = [process for process in self.processes if process not in self.waiting]
-        if self.waiting and missing:
-            for process in missing:
-                process.write(struct.pack("!3i", 0, 0, 0))  # asks it to come
-        elif self.waiting:
+        if all(self.has_asked.values()):
             self.groups += 1
-            self.members = self.waiting
-            self.waiting = []
+            self.members = list(self.has_asked)
             for rank, process in enumerate(self.members):
+                self.has_asked[process] = False
                 process.write(struct.pack("!3i", self.groups, rank, len(self.members)))
+        elif any(self.has_asked.values()):
+            for process, has_asked in self.has_asked.items():
+                if not has_asked:
+                    process.write(struct.pack("!3i", 0, 0, 0))  # asks it to come
 
-    def leave_out(self, groups):
-        late = [process for process in self.processes if process not in self.waiting]
-        for process in late if groups == self.groups else []:
-            process.transport.abort()
+    def leave_out(self, group):
+        if group == self.groups:
+            for process, has_asked in self.has_asked.items():
+                if not has_asked:
+                    process.transport.abort()
 
 
-async def main(address, patience="600"):
-    host, port = address.rsplit(":", 1)
-    coordinator = Coordinator(float(patience))
-    await asyncio.start_server(coordinator.serve, sock=socket.create_server((host, int(port))))
-    listener = socket.create_server((host, int(port) + 1))
+def parse_args():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("address", metavar="HOST:PORT")
+    parser.add_argument("patience", nargs="?", type=float, default=600, help="in seconds")
+    args = parser.parse_args()
+    args.host, _, port = args.address.rpartition(":")
+    if not (args.host and port.isdigit()):
+        parser.error(f"{args.address} is not an address such as node1:29400")
+    args.port = int(port)
+    return args
+
+
+async def main(args):
+    coordinator = Coordinator(args.patience)
+    try:
+        listener = socket.create_server((args.host, args.port))
+        store_listener = socket.create_server((args.host, args.port + 1))
+    except (OSError, OverflowError) as error:
+        sys.exit(f"cannot listen on {args.address} and the next port: in use, or not ours? {error}")
     store = dist.TCPStore(  # noqa: F841  it serves as long as this variable lives
-        host,
-        int(port) + 1,
+        args.host,
+        args.port + 1,
         is_master=True,
         wait_for_workers=False,
-        master_listen_fd=listener.detach(),
+        master_listen_fd=store_listener.detach(),
     )
+    await asyncio.start_server(coordinator.serve, sock=listener)
     await coordinator.ended.wait()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))
+    asyncio.run(main(parse_args()))

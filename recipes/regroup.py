@@ -88,11 +88,11 @@ class Group:
 
     def __init__(self, args, options):
         self.options = options  # of init_process_group
-        host, port = args.coordinator.rsplit(":", 1)
         try:
+            host, port = args.coordinator.rsplit(":", 1)
             self.store = dist.TCPStore(host, int(port) + 1, timeout=timedelta(seconds=30))
             self.coordinator = socket.create_connection((host, int(port)))
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             sys.exit(f"no coordinator at {args.coordinator}: not started, or finished? {error}")
 
     def form(self):

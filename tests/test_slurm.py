@@ -373,6 +373,51 @@ def test_node_rejoins(cluster, shell):
     assert max_abs_diff(weights_and_momentum(snapshot)[0], weights) < 1e-5
 
 
+@pytest.mark.long
+def test_cut_off_ten_times(cluster, shell):
+    """A node is cut off the network, ten times: the other trains on, and leaves its process out.
+
+    That one is refused when the network is back; a new one joins.
+    """
+    (shell.folder / "regroup.py").write_text(patched("recipes/regroup.py", PAUSE))
+    job = cluster(
+        f"""
+        train="python -u regroup.py 1000 1000 --timeout 0.05 --coordinator node1:29400"
+        last_group_has() {{
+          timeout {TIMEOUT_S} bash -c "
+            until grep -o ': . processes' log | tail -n 1 | grep -q $1; do sleep 0.1; done"
+        }}
+        on node1 python {ROOT}/recipes/coordinator.py node1:29400 5 &
+        on node1 bash -c 'until : <>/dev/tcp/node1/29401; do sleep 0.1; done' 2>/dev/null
+        on node1 $train >log 2>&1 &
+        trainer=$!
+        for cut in $(seq 10); do
+          on node2 $train >>log2 2>&1 &
+          joined=$!
+          last_group_has 2
+          sleep 0.$((RANDOM % 10))
+          cut_at=$(date +%s)
+          ip link set node2 down
+          last_group_has 1
+          echo "trains on after $(($(date +%s) - cut_at)) s"
+          ip link set node2 up
+          wait $joined && exit 1
+        done
+        kill $trainer
+        wait $trainer || true
+        """,
+        "-n 2",
+    )
+    output = job.succeeds()
+    print(output)
+    assert output.count("trains on after") == 10
+    assert (shell.folder / "log2").read_text().count("has left this process out") == 10
+    snapshot = shell.folder / "snapshot.pt"
+    epochs, samples_run = position(snapshot)
+    weights, _, _ = reference_run(epochs, 64, samples_run=samples_run)
+    assert max_abs_diff(weights_and_momentum(snapshot)[0], weights) < 1e-5
+
+
 def test_no_progress_ends_the_job(cluster, shell):
     """Ten attempts in a row without a snapshot are enough, whatever the script and its snapshot.
 

@@ -161,7 +161,10 @@ class Judge:
     """A method per check, which raises WrongError, of a script that should be that of a stage."""
 
     def __init__(self, stage, file, task, folder):
-        self.stage, self.file, self.task, self.folder = stage, file.resolve(), task, folder
+        self.stage = stage
+        self.file = file.resolve()
+        self.task = task
+        self.folder = folder
         self.shell = helpers.Shell(folder)
         helpers.write_text(folder / "text", 1024 + CHUNKS, 8)
 
@@ -357,7 +360,8 @@ class Judge:
         self.run(1, "resumed").succeed()
         second = self.run(EPOCHS, "resumed")
         second.succeed()
-        found, expected = len(second.batches()), (EPOCHS - 1) * self.epoch_steps
+        found = len(second.batches())
+        expected = (EPOCHS - 1) * self.epoch_steps
         if found != expected:
             raise WrongError(
                 f"Started again after 1 of {EPOCHS} epochs: {found} steps, not {expected}."
@@ -463,7 +467,8 @@ def judge(name, file, task, folder):
     """Prints what each check of a stage sees; returns the names of those that fail."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # judged the same everywhere
     helpers.TIMEOUT_S = TIMEOUT_S
-    judge, failed = Judge(STAGES[name], file, task, folder), []
+    judge = Judge(STAGES[name], file, task, folder)
+    failed = []
     try:
         for check in STAGES[name].checks.split():
             title, why = explanation(check)
@@ -487,6 +492,8 @@ def judge(name, file, task, folder):
 def load_task(name):
     """Returns the function that `name` stands for, as in my_model.py:make_task."""
     path, _, function = name.partition(":")
+    if not (Path(path).is_file() and function):
+        sys.exit(f"--task {name} is not a file and its function, such as my_model.py:make_task")
     sys.path.insert(0, str(Path(path).resolve().parent))
     spec = importlib.util.spec_from_file_location("task", path)
     module = importlib.util.module_from_spec(spec)
