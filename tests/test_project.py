@@ -23,20 +23,18 @@ SCRIPT_STEPS = steps.STEPS + steps.RECIPES + steps.ELASTIC_RECIPES + steps.GPT
 @pytest.mark.parametrize("step", steps.ALL, ids=lambda step: step.file)
 def test_steps_are_short(step):
     """Counted by the shell's own tools, as anyone would."""
+    page = f"{Path(step.file).stem}.md"
     count = f"diff -U0 {step.base} {step.file} | grep -c '^[+-][^+-]'"
     printed = subprocess.run(count, shell=True, cwd=ROOT, capture_output=True, text=True).stdout
     assert int(printed) == steps.changed_lines(step.base, step.file) <= step.max_changed_lines
-    if step in steps.STEPS + steps.RECIPES + steps.ELASTIC_RECIPES:
-        rows = (ROOT / "README.md").read_text().splitlines()
-        row = next(row for row in rows if f"`{step.file}`" in row)
-        assert row.endswith(f" {printed.strip()} |")
+    tables = []
     if step in steps.STEPS:
-        rows = (ROOT / "docs" / "index.md").read_text().splitlines()
-        row = next(row for row in rows if f"]({step.file.removesuffix('.py')}.md) |" in row)
-        assert row.endswith(f" {printed.strip()} |")
-    if step in steps.GPT:
-        rows = (ROOT / "docs" / "gpt" / "index.md").read_text().splitlines()
-        row = next(row for row in rows if f"]({Path(step.file).stem}.md) |" in row)
+        tables = [("README.md", f"`{step.file}`"), ("docs/index.md", f"]({page}) |")]
+    elif step in SCRIPT_STEPS:
+        tables = [(f"docs/{Path(step.file).parent}/index.md", f"]({page}) |")]
+    for table, first_cell in tables:
+        rows = (ROOT / table).read_text().splitlines()
+        row = next(row for row in rows if row.startswith("|") and first_cell in row)
         assert row.endswith(f" {printed.strip()} |")
 
 
