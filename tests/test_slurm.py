@@ -264,7 +264,10 @@ TIME_LIMIT = "scancel --signal=USR1 --batch $job"
 
 @pytest.mark.parametrize(
     ("partition", "nodes", "faults"),
-    [("main", 2, [PREEMPT]), ("grace", 1, [TIME_LIMIT, PREEMPT])],
+    [
+        ("main", 2, [PREEMPT]),
+        pytest.param("grace", 1, [TIME_LIMIT, PREEMPT], marks=pytest.mark.long),
+    ],
 )
 def test_preemptible(cluster, shell, partition, nodes, faults):
     """At the signal of a time limit, and at a preemption, the job saves, comes back and continues.
