@@ -635,3 +635,56 @@ def test_submit_bad_input(arguments, message):
     )
     assert result.returncode == 2
     assert last_line(result) == f"submit.py: error: {message}"
+
+
+def snippet(page, start):
+    """Returns the block of Bash on a page that contains `start`."""
+    text = (ROOT / "docs" / page).read_text()
+    (block,) = [b for b in re.findall(r"^```bash\n(.*?)^```", text, re.M | re.S) if start in b]
+    return block
+
+
+@pytest.mark.long
+def test_lines_for_job_files(ranks, shell):
+    """docs/job_files.md: what the job ran on, and torchrun in a container, with files of its ranks.
+
+    What stands for Apptainer has the Python of the image, which the job file itself has not.
+    """
+    job_file = (ROOT / "slurm" / "multinode.sbatch").read_text()
+    before, after = job_file.split("srun --label --kill-on-bad-exit=1 torchrun \\\n")
+    record = snippet("job_files.md", "git log")
+    command = snippet("job_files.md", "apptainer exec")
+    (shell.folder / "container.sbatch").write_text(before + record + command + after)
+    apptainer = shell.folder / "bin" / "apptainer"
+    apptainer.parent.mkdir()
+    apptainer.write_text(
+        '#!/bin/bash\n[ "${*:1:5}" = "exec --nv --bind /scratch multinode.sif" ] || exit 2\n'
+        '. .venv/bin/activate; exec "${@:6}"\n'
+    )
+    apptainer.chmod(0o755)
+    job = ranks(
+        f"""
+        export PATH="$PWD/bin:$PATH" PET_LOG_DIR=logs PET_TEE=3
+        export WANDB_API_KEY=secret1 HF_TOKEN=secret2 NCCL_PSK=secret3 NCCL_DEBUG=INFO
+        cat >tasks.py <<< 'import os; print("rank", os.environ["RANK"])'
+        mkdir logs
+        sed 's|--label|--output=logs/%x-%j-%t.out|' slurm/multinode_srun.sbatch >tasks.sbatch
+        sbatch --nodes=1 --gpus-per-node=2 tasks.sbatch tasks.py
+        sbatch --nodes=1 --gpus-per-node=2 container.sbatch
+        sbatch --nodes=1 --output=missing/%j.out --wrap hostname
+        {ALL_DONE}
+        scontrol show job
+        """,
+        "-n 2 -g 2",
+    )
+    job.wait()
+    output = log(shell.folder, "multinode")
+    assert "torch 2." in output and "NCCL_DEBUG=INFO\n" in output and "PET_TEE=3\n" in output
+    assert "secret" not in output
+    for rank in range(2):
+        assert f"[default{rank}]:rank {rank} of 2" in output, output
+        (path,) = shell.folder.glob(f"logs/*/attempt_0/{rank}/stdout.log")
+        assert path.read_text() == f"rank {rank} of 2\n"
+        (path,) = shell.folder.glob(f"logs/multinode_srun-*-{rank}.out")
+        assert path.read_text() == f"rank {rank}\n"
+    assert "Reason=JobLaunchFailure" in job.output and "ExitCode=0:53" in job.output, job.output
