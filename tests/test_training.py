@@ -169,16 +169,25 @@ def test_gpu_trains_like_the_cpu(shell, script, reference):
     assert max_abs_diff([weight.cpu() for weight in result], reference[0]) < 1e-3
 
 
-def test_trained_model_is_used(shell, monkeypatch):
+def test_trained_model_is_used(shell, monkeypatch, capsys):
     """Without DDP, by the lines of docs/your_project.md."""
     shell.ranks("multinode.py 2 2 --batch_size 32", 2).succeeds()
     page = (ROOT / "docs" / "your_project.md").read_text()
-    lines = re.search(r"## Using the trained model.*?```python\n(.*?)```", page, re.DOTALL)[1]
+    section = page.partition("## Using the trained model")[2]
+    lines, prefixed = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     monkeypatch.chdir(shell.folder)
-    names = {"torch": torch, "ToyModel": singlegpu.ToyModel}
+    names = {}
     exec(lines, names)
     assert not names["model"].training
     assert max_abs_diff(names["model"].parameters(), reference_run(2, 64)[0]) < 1e-6
+    printed = re.fullmatch(r"tensor\(\[\[(.*)\]\]\)\n", capsys.readouterr().out)[1]
+    expected = names["model"](torch.ones(1, 10))[0].tolist()
+    assert [float(number) for number in printed.split(",")] == pytest.approx(expected, abs=1e-4)
+
+    weights = names["snapshot"]["model"]
+    names["snapshot"]["model"] = {f"module.{name}": weights[name] for name in weights}
+    exec(prefixed, names)
+    assert list(names["snapshot"]["model"]) == list(weights)
 
 
 def test_a_resumed_run_keeps_its_learning_rate(tmp_path, monkeypatch):
