@@ -431,7 +431,7 @@ def on_slurm(one):
     )
     trained(one, "multinode_srun", "tasks.pt")
     leave(one)
-    one.reader.skip("job_files.md")  # test_lines_for_job_files types that
+    one.reader.skip("job_files.md")  # test_lines_for_job_files tests that
 
 
 def what_it_costs(one):
