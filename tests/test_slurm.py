@@ -648,7 +648,7 @@ def snippet(page, start):
 def test_lines_for_job_files(ranks, shell):
     """docs/job_files.md: what the job ran on, and torchrun in a container, with files of its ranks.
 
-    What stands for Apptainer has the Python of the image, which the job file itself has not.
+    What stands for Apptainer runs torchrun outside of any container.
     """
     job_file = (ROOT / "slurm" / "multinode.sbatch").read_text()
     before, after = job_file.split("srun --label --kill-on-bad-exit=1 torchrun \\\n")
@@ -659,7 +659,7 @@ def test_lines_for_job_files(ranks, shell):
     apptainer.parent.mkdir()
     apptainer.write_text(
         '#!/bin/bash\n[ "${*:1:5}" = "exec --nv --bind /scratch multinode.sif" ] || exit 2\n'
-        '. .venv/bin/activate; exec "${@:6}"\n'
+        'exec "${@:6}"\n'
     )
     apptainer.chmod(0o755)
     job = ranks(
