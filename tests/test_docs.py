@@ -324,6 +324,8 @@ def test_site_in_a_browser(site):
                 if found["impact"] in ("serious", "critical"):
                     where = found["nodes"][0]["html"][:200]
                     problems.append((name, scheme, width, found["id"], where))
+        page.goto(f"{address}/cheat_sheet.html")
+        assert re.findall(rb"/Count (\d+)", page.pdf(format="Letter")) == [b"1"]  # one sheet
         use_header(page, address, "TCPStore")
         browser.close()
     assert not problems, "\n".join(map(str, problems))

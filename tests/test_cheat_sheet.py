@@ -1,0 +1,54 @@
+"""docs/cheat_sheet.md: its commands, typed into a terminal on the pocket cluster."""
+
+import re
+from types import SimpleNamespace
+
+from helpers import ROOT, needs_slurm
+from test_path import Terminal
+
+PAGE = (ROOT / "docs" / "cheat_sheet.md").read_text()
+# The first cell of a row: a command, and ° if this cluster lacks what it needs.
+COMMANDS = re.findall(r"^\| `((?:[a-z]+) [^`]+|sinfo)` (°?) ?\|", PAGE, re.MULTILINE)
+
+
+@needs_slurm
+def test_commands(tmp_path):
+    """They succeed, in the page's order; and jobs end with the exit codes that it explains."""
+    (tmp_path / "slurm").symlink_to(ROOT / "slurm")
+    environment = tmp_path / ".venv" / "bin"
+    environment.mkdir(parents=True)
+    (environment / "activate").write_text("PATH=$PWD/.venv/bin:$PATH\n")
+    (environment / "torchrun").write_text("#!/bin/sh\necho started; exec sleep 1000\n")
+    (environment / "torchrun").chmod(0o755)
+    assert len(COMMANDS) == 22
+    terminal = Terminal(tmp_path, SimpleNamespace(next=lambda kind, command: None))
+    terminal.run("slurm/pocket-cluster -n 2 -g 4")
+    job = None
+    for command, elsewhere in COMMANDS:
+        if elsewhere:
+            continue
+        if command.startswith("salloc"):
+            command += " true"  # on a busy machine, its shell sometimes never shows a prompt
+        terminal.enter(command.replace("JOB", str(job)).replace("NODE", "node2"))
+        if command.startswith("tail"):
+            terminal.sees("started")
+            terminal.interrupt()
+            continue
+        assert terminal.prompt() == 0, terminal.output
+        if submitted := re.search(r"Submitted batch job (\d+)", terminal.output):
+            job = submitted[1]
+        if "--pty" in command:
+            terminal.enter("exit")
+            assert terminal.prompt() == 0, terminal.output
+    for ending, shown in [("exit 1", "1:0"), ("kill -9 $$", "0:9")]:
+        terminal.enter(f"sbatch --output=/dev/null --wrap '{ending}'")
+        terminal.sees(r"Submitted batch job (\d+)")
+        job = terminal.bash.match[1]
+        terminal.prompt()
+        ended = f"scontrol show job {job} | grep -E 'JobState=(FAILED|COMPLETED)'"
+        terminal.enter(f"until {ended}; do sleep 0.1; done; scontrol show job {job}")
+        terminal.sees(f"ExitCode={shown}")
+        terminal.prompt()
+        assert "JobState=FAILED" in terminal.output
+    terminal.enter("exit")
+    terminal.prompt()
