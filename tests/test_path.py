@@ -561,6 +561,14 @@ def second_series(one):
     one.shows_next()
 
 
+def slow_data(one):
+    """A folder packed into one file; the benchmark's figures depend on the machine."""
+    one.run("python recipes/pack_files.py docs docs.packed")
+    one.shows_next()
+    one.run("python bench/small_files.py", ("files.py", "files.py --files 1000"))
+    one.reader.next("text")
+
+
 def over_a_slow_link(one, *scripts):
     one.run("slurm/pocket-cluster -n 2 -g 1 --bandwidth 20mbit")
     one.run(". .venv/bin/activate")
@@ -592,6 +600,7 @@ def test_path(clone):
     second_series(one)
     reader.skip("check.md")  # `make long` and tests/test_check.py test that
     reader.skip("faults.md")  # and that
+    slow_data(one)
     what_it_costs(one)
     reader.skip("errors.md")  # tests/test_hangs.py and others provoke that
     reader.skip("hangs.md")  # and that
