@@ -17,7 +17,8 @@ from helpers import (
     weights_and_momentum,
 )
 
-SCRIPT_STEPS = steps.STEPS + steps.RECIPES + steps.ELASTIC_RECIPES + steps.GPT
+RECIPES = steps.RECIPES + steps.PREEMPTIBLE_RECIPES + steps.ELASTIC_RECIPES
+SCRIPT_STEPS = steps.STEPS + RECIPES + steps.GPT
 
 
 @pytest.mark.parametrize("step", steps.ALL, ids=lambda step: step.file)
@@ -125,11 +126,12 @@ def test_cascade_goes_round_a_conflict(copy):
     result = cascade(copy, "singlegpu.py")
     assert result.returncode == 1
     assert result.stderr == (
+        "cascade: conflict in recipes/images.py: resolve the marked lines\n"
         "cascade: conflict in gpt/gpt.py: resolve the marked lines, "
         "then run: make cascade FROM=gpt/gpt.py\n"
         "cascade: conflict in recipes/fsdp.py: resolve the marked lines\n"
     )
-    left_out = ["gpt/gpt.py", "recipes/fsdp.py"]
+    left_out = ["gpt/gpt.py", "recipes/fsdp.py", "recipes/images.py"]
     for step in SCRIPT_STEPS:
         if step.base in left_out:
             left_out.append(step.file)

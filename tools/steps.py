@@ -38,6 +38,7 @@ RECIPES = [
     Step("multinode.py", "recipes/profiler.py", 16),
     Step("multinode.py", "recipes/fsdp.py", 52),
 ]
+PREEMPTIBLE_RECIPES = [Step("preemptible.py", "recipes/images.py", 110)]
 ELASTIC_RECIPES = [Step("elastic_ddp.py", "recipes/regroup.py", 126)]
 GPT = [
     Step("preemptible.py", "gpt/gpt.py", 130),
@@ -53,7 +54,7 @@ GPT = [
     Step("gpt/fsdp.py", "gpt/local_sgd.py", 42),
     Step("gpt/fsdp.py", "gpt/finetune.py", 178),  # 100 of them are the GPT, which goes
 ]
-ALL = STEPS + JOB_STEPS + RECIPES + ELASTIC_RECIPES + GPT
+ALL = STEPS + JOB_STEPS + RECIPES + PREEMPTIBLE_RECIPES + ELASTIC_RECIPES + GPT
 
 
 def changed_lines(old, new):
