@@ -475,6 +475,21 @@ def with_recipes(one, two):
     assert "saving the trace wide.pt.trace.json" in one.output
     one.run(f"{recipe}/fsdp.py 50 10 --snapshot_path fsdp.pt")
     one.shows_next()
+    one.run(f"{recipe}/images.py 10 5 --snapshot_path images.pt")
+    one.shows_next()
+    one.reader.next("text")  # tests/test_images.py runs the scripts of this page
+    one.reader.next("text")
+    one.run("sed 's/BatchNorm2d(/GroupNorm(4, /' recipes/images.py > group_norm.py")
+    outputs = ""
+    for script, name in [("recipes/images.py", "b"), ("group_norm.py", "g")]:
+        one_rank = TWO_RANKS.replace("=2", "=1")
+        one.run(f"{one_rank} {script} 2 2 --batch_size 64 --snapshot_path {name}1.pt")
+        outputs += one.output
+        one.run(f"{TWO_RANKS} {script} 2 2 --snapshot_path {name}2.pt")
+        outputs += one.output
+    one.output = outputs
+    one.shows_next()
+    one.reader.next("text")
 
 
 def regroup(terminals):
