@@ -29,6 +29,7 @@ JOB_STEPS = [
     Step("slurm/multinode.sbatch", "slurm/preemptible.sbatch", 12),
     Step("slurm/preemptible.sbatch", "slurm/elastic_ddp.sbatch", 40),
     Step("slurm/preemptible.sbatch", "slurm/regroup.sbatch", 55),
+    Step("slurm/preemptible.sbatch", "slurm/step_timeout.sbatch", 18),
 ]
 RECIPES = [
     Step("multinode.py", "recipes/mixed_precision.py", 20),
@@ -38,7 +39,10 @@ RECIPES = [
     Step("multinode.py", "recipes/profiler.py", 16),
     Step("multinode.py", "recipes/fsdp.py", 52),
 ]
-PREEMPTIBLE_RECIPES = [Step("preemptible.py", "recipes/images.py", 110)]
+PREEMPTIBLE_RECIPES = [
+    Step("preemptible.py", "recipes/images.py", 110),
+    Step("preemptible.py", "recipes/step_timeout.py", 25),
+]
 ELASTIC_RECIPES = [Step("elastic_ddp.py", "recipes/regroup.py", 126)]
 GPT = [
     Step("preemptible.py", "gpt/gpt.py", 130),
