@@ -490,6 +490,18 @@ def with_recipes(one, two):
     one.output = outputs
     one.shows_next()
     one.reader.next("text")
+    options = "--step_timeout 10 --snapshot_path step_timeout.pt"
+    one.start(f"{recipe}/step_timeout.py 5000 1000 {options}")
+    one.sees("saved step_timeout.pt")
+    two.run("pgrep -f recipes/step_timeout.py")
+    clone = os.path.realpath(one.bash.cwd)
+    numbers = map(int, re.findall(r"^(\d+)\r?$", two.output, re.MULTILINE))
+    ours = [number for number in numbers if os.path.realpath(f"/proc/{number}/cwd") == clone]
+    two.run("kill -STOP NUMBER", ("NUMBER", str(ours[-1])))
+    assert one.prompt() == 1
+    one.shows_next()
+    # test_frozen_rank_in_a_job submits one.
+    one.reader.next("sh", "sbatch slurm/step_timeout.sbatch 50 10 --step_timeout 60")
 
 
 def regroup(terminals):
