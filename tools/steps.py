@@ -37,6 +37,7 @@ RECIPES = [
     Step("multinode.py", "recipes/evaluate.py", 38),
     Step("multinode.py", "recipes/tensorboard_logging.py", 18),
     Step("multinode.py", "recipes/profiler.py", 16),
+    Step("multinode.py", "recipes/verify.py", 35),
     Step("multinode.py", "recipes/fsdp.py", 52),
 ]
 PREEMPTIBLE_RECIPES = [

@@ -1,0 +1,165 @@
+"""What docs/recipes/verify.md claims: faults that ranks are made to have are found and named."""
+
+import re
+
+import pytest
+import torch
+from helpers import ROOT, load, max_abs_diff, patched
+
+from recipes.verify import POWERS, digest
+
+# Does something in the step that is counted from 1, before it.
+AT_STEP = """
+run_batch = script.Trainer._run_batch
+def run_batch_with_fault(self, inputs, targets):
+    self.step = getattr(self, "step", 0) + 1
+    rank = script.dist.get_rank()
+    if self.step == {step}:
+        {fault}
+    run_batch(self, inputs, targets)
+script.Trainer._run_batch = run_batch_with_fault
+"""
+FLIP_BIT = "self.model.module.net2.weight.data.view(torch.int32)[3, 4] ^= rank == 1"
+# Weights that DDP does not see: no gradient, or not there when it was made.
+FROZEN = """
+class Model(script.ToyModel):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()), requires_grad=False)
+script.ToyModel = Model
+"""
+CHANGE_FROZEN = "self.model.module.scale += 1e-7 * (rank == 2)"
+LATE = "self.model.module.late = nn.Parameter(torch.rand(3))"
+# No sampler, or the wrong one.
+SAME_SHARD = """
+sampler = script.DistributedSampler
+def sampler_of_rank_0_for_rank_2(dataset, seed):
+    return sampler(dataset, rank=script.dist.get_rank() % 2, seed=seed)
+script.DistributedSampler = sampler_of_rank_0_for_rank_2
+"""
+OWN_ORDER = """
+sampler = script.DistributedSampler
+def all_samples_in_own_order(dataset, seed):
+    return sampler(dataset, num_replicas=1, rank=0, seed=script.dist.get_rank())
+script.DistributedSampler = all_samples_in_own_order
+"""
+SAME_SEED = """
+manual_seed = torch.manual_seed
+def seed_without_rank(seed):
+    manual_seed(0)
+torch.manual_seed = seed_without_rank
+"""
+BATCH_NORM_AND_DROPOUT = """
+class Model(script.ToyModel):
+    def __init__(self):
+        super().__init__()
+        self.relu = nn.Sequential(nn.BatchNorm1d(10), nn.ReLU(), nn.Dropout(0.1))
+script.ToyModel = Model
+"""
+FAULTS = {
+    "frozen": (
+        FROZEN + AT_STEP.format(step=25, fault=CHANGE_FROZEN),
+        r"step 30: scale differs on ranks \[2\]",
+    ),
+    "late": (
+        AT_STEP.format(step=25, fault=LATE),
+        r"step 30: late differs on ranks \[0, 1, 2\]",
+    ),
+    "same shard": (SAME_SHARD, r"step 10: sample 0 of rank 2 is also on rank 0"),
+    "own order": (OWN_ORDER, r"step \d+0: sample \d+ of rank [12] is also on rank [01]"),
+    "same seed": (SAME_SEED, "step 10: random state of rank 1 is also on rank 0"),
+}
+
+
+def write(shell, script, setup):
+    """Writes a script that runs `script` after `setup`; see `helpers.patched`."""
+    path = shell.folder / "faulty.py"
+    path.write_text(patched(script, setup))
+    return path
+
+
+def test_one_bit_of_one_weight(shell):
+    """Found at the next comparison, by ranks that torchrun started; all of them end."""
+    script = write(shell, "recipes/verify.py", AT_STEP.format(step=37, fault=FLIP_BIT))
+    command = f"torchrun --standalone --nproc_per_node=3 {script} 4"
+    job = shell.start(f"{command} --verify_every 10")
+    job.fails("step 40: net2.weight differs on ranks [1]")
+    assert not job.processes()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_fault_is_named(shell, fault):
+    setup, line = FAULTS[fault]
+    script = write(shell, "recipes/verify.py", setup)
+    job = shell.ranks(f"{script} 4 --verify_every 10", 3)
+    job.fails()
+    assert re.search(line, job.output), job.output
+
+
+def test_no_false_alarm(shell):
+    """With dropout and BatchNorm, whose statistics may differ; training is that of the stage."""
+    weights = []
+    for name, option in [("multinode.py", ""), ("recipes/verify.py", "--verify_every 1")]:
+        script = write(shell, name, BATCH_NORM_AND_DROPOUT)
+        shell.ranks(f"{script} 4 {option} --snapshot_path {shell.folder}/a.pt", 3).succeeds()
+        weights.append(load(shell.folder / "a.pt")["model"].values())
+        (shell.folder / "a.pt").unlink()
+    assert max_abs_diff(*weights) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+def test_digest_differs_with_any_bit(dtype):
+    tensor = torch.arange(20).to(dtype)
+    data = tensor.view(torch.uint8)
+    digests = {digest(tensor)}
+    for index in range(len(data)):
+        for bit in range(8):
+            data[index] ^= 1 << bit
+            digests.add(digest(tensor))
+            data[index] ^= 1 << bit
+    assert len(digests) == 1 + 8 * len(data)
+
+
+def test_digest_of_large_tensors_and_cancelling_changes():
+    tensor = torch.zeros(len(POWERS) // 2)  # 4 bytes per weight: two chunks
+    before = digest(tensor)
+    tensor[-1] = 1e-45  # one bit
+    assert digest(tensor) != before
+    assert digest(torch.tensor([1.0, 2.0])) != digest(torch.tensor([2.0, 1.0]))
+    assert digest(torch.ones(768)) != digest(torch.full((768,), 0.5))
+
+
+INFINITE_WEIGHT = "self.model.module.net2.bias.data[0] = float('inf') if rank == 1 else 0"
+NAN_SAMPLE = "inputs = inputs.where(torch.tensor(rank == 0), torch.nan)"
+NAN_GRADIENT = """
+class Model(script.ToyModel):
+    def forward(self, inputs):
+        outputs = super().forward(inputs)
+        return outputs + (outputs - outputs.detach()).pow(2).sqrt()
+script.ToyModel = Model
+"""
+NOT_FINITE = {
+    "weight": (
+        AT_STEP.format(step=37, fault=INFINITE_WEIGHT),
+        "rank 1, step 37: output of net2 is not finite",
+    ),
+    "sample": (
+        AT_STEP.format(step=37, fault=NAN_SAMPLE),
+        "rank 1, step 37: the batch is not finite",
+    ),
+    "gradient": (NAN_GRADIENT, "RuntimeError: Function 'PowBackward0' returned nan values"),
+}
+
+
+@pytest.mark.parametrize("cause", NOT_FINITE)
+def test_not_finite_is_traced(shell, cause):
+    """The script of the page names step, rank and module; a gradient's forward has a traceback."""
+    setup, line = NOT_FINITE[cause]
+    script = write(shell, "multinode.py", setup)
+    page = (ROOT / "docs" / "recipes" / "verify.md").read_text()
+    (code,) = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    trace = shell.folder / "trace_nan.py"
+    trace.write_text(code)
+    job = shell.ranks(f"{trace} {script} 4", 2)
+    assert job.wait() != 0
+    assert line in job.output, job.output
