@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pexpect
 import pytest
@@ -473,6 +474,8 @@ def with_recipes(one, two):
     )
     one.run(f"{TWO_RANKS} wide.py 1 1 --snapshot_path wide.pt")
     assert "saving the trace wide.pt.trace.json" in one.output
+    one.run(f"{recipe}/verify.py 50 10 --snapshot_path verified.pt")
+    different_and_infinite_weights(one)
     one.run(f"{recipe}/fsdp.py 50 10 --snapshot_path fsdp.pt")
     one.shows_next()
     one.run(f"{recipe}/images.py 10 5 --snapshot_path images.pt")
@@ -502,6 +505,31 @@ def with_recipes(one, two):
     one.shows_next()
     # test_frozen_rank_in_a_job submits one.
     one.reader.next("sh", "sbatch slurm/step_timeout.sbatch 50 10 --step_timeout 60")
+
+
+def different_and_infinite_weights(one):
+    """Copies of scripts that fail, as the page of recipes/verify.py says."""
+    one.run(
+        r"sed 's/^            if step %/            if step == 37 and dist.get_rank() == 1:\n"
+        r"                self.model.module.net2.weight.data[3, 4] += 1e-6\n&/'"
+        " recipes/verify.py > faulty.py"
+    )
+    torchrun = TWO_RANKS.replace("2", "3")
+    one.start(f"{torchrun} faulty.py 4 --verify_every 10 --snapshot_path faulty.pt")
+    assert one.prompt() == 1
+    one.shows_next()
+    page = (ROOT / "docs" / "recipes" / "verify.md").read_text()
+    (code,) = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    Path(one.bash.cwd, "trace_nan.py").write_text(code)
+    one.run(
+        r"sed 's/^        self.optimizer.zero_grad/"
+        r"        if self.epochs_run == 1 and dist.get_rank() == 1:\n"
+        r"            self.model.module.net2.bias.data[0] = torch.inf\n&/'"
+        " multinode.py > infinite.py"
+    )
+    one.start(f"{TWO_RANKS} trace_nan.py infinite.py 4 --snapshot_path infinite.pt")
+    assert one.prompt() == 1
+    one.shows_next()
 
 
 def regroup(terminals):
