@@ -436,8 +436,8 @@ def is_local_url(url, address):
 
 def use_header(page, address, word):
     """Asserts that light and dark switch, and that a word of the glossary leads there."""
-    page.set_viewport_size({"width": 1280, "height": 900})
     page.goto(f"{address}/index.html")
+    page.set_viewport_size({"width": 1280, "height": 900})
     scheme = page.evaluate("document.body.dataset.mdColorScheme")
     page.click("label[for^=__palette]:visible")
     other = "scheme => document.body.dataset.mdColorScheme != scheme"
