@@ -466,6 +466,10 @@ def with_recipes(one, two):
     one.shows_next()
     two.shows_next()
     two.interrupt()
+    one.run(f"{recipe}/monitor.py 50 10 --snapshot_path monitored.pt")
+    one.shows_next()
+    one.run(f"{recipe}/stragglers.py 50 10 --snapshot_path stragglers.pt")
+    one.shows_next()
     one.run(f"{recipe}/profiler.py 50 10 --snapshot_path profiled.pt")
     one.shows_next()
     one.run(

@@ -36,6 +36,8 @@ RECIPES = [
     Step("multinode.py", "recipes/gradient_accumulation.py", 24),
     Step("multinode.py", "recipes/evaluate.py", 38),
     Step("multinode.py", "recipes/tensorboard_logging.py", 18),
+    Step("multinode.py", "recipes/monitor.py", 45),
+    Step("recipes/monitor.py", "recipes/stragglers.py", 40),
     Step("multinode.py", "recipes/profiler.py", 16),
     Step("multinode.py", "recipes/verify.py", 35),
     Step("multinode.py", "recipes/fsdp.py", 52),
