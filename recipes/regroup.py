@@ -156,12 +156,11 @@ class Trainer:
 
     def _any_rank_stops(self):
         """Returns whether a signal has reached any of the ranks; raises if a process joins."""
-        requests = [self.stop_requested, self.group.process_joins()]
-        requests = torch.tensor(requests, dtype=torch.int, device=self.device)
-        dist.all_reduce(requests, dist.ReduceOp.MAX)
-        stop, join = requests.tolist()
-        if join:
-            raise RuntimeError("a process joins")
+        request = 2 if self.group.process_joins() else int(self.stop_requested)
+        stop = torch.tensor(request, device=self.device)
+        dist.all_reduce(stop, dist.ReduceOp.MAX)
+        if stop.item() == 2:
+            raise RuntimeError("a process joins")  # a signal is seen again afterwards
         return bool(stop)
 
     def _regroup(self):

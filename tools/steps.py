@@ -46,7 +46,7 @@ PREEMPTIBLE_RECIPES = [
     Step("preemptible.py", "recipes/images.py", 110),
     Step("preemptible.py", "recipes/step_timeout.py", 25),
 ]
-ELASTIC_RECIPES = [Step("elastic_ddp.py", "recipes/regroup.py", 126)]
+ELASTIC_RECIPES = [Step("elastic_ddp.py", "recipes/regroup.py", 125)]
 GPT = [
     Step("preemptible.py", "gpt/gpt.py", 130),
     Step("gpt/gpt.py", "gpt/pretrain.py", 95),
