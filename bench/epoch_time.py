@@ -45,6 +45,8 @@ MODULES = {
     "recipes.gradient_accumulation": "--batch_size 8 --global_batch_size 64",
     "recipes.evaluate": "",
     "recipes.tensorboard_logging": "",
+    "recipes.monitor": "",
+    "recipes.stragglers": "",
     "recipes.fsdp": "",
     "recipes.regroup": f"--coordinator {COORDINATOR} --batch_size 64 --save_every_steps 1000000",
 }  # gpt/ trains another model: see bench/cpu.py
@@ -202,7 +204,8 @@ def main(args):
     dist.init_process_group("gloo")
     candidates = two_ranks()
     candidates = {name: candidates[name] for name in args.candidates or candidates}
-    ratios = compare(candidates, args.epochs)
+    with contextlib.redirect_stdout(open(os.devnull, "w")):  # the lines of monitor.py
+        ratios = compare(candidates, args.epochs)
     if dist.get_rank() == 0:
         report(ratios)
     time.sleep(0.1)  # as in multigpu.py
