@@ -1,5 +1,6 @@
 """Survivors regroup: the weights are those of an undisturbed run, whoever dies or joins."""
 
+import contextlib
 import json
 import os
 import random
@@ -36,15 +37,21 @@ script.Trainer._run_batch = run_and_record
 """
 
 
+def two_free_ports():
+    """Returns the first of two ports in a row, neither of which is in use."""
+    while True:
+        port = free_port()
+        with contextlib.suppress(OSError), socket.create_server(("localhost", port + 1)):
+            return port
+
+
 class Training:
     """A coordinator, and processes that come and go; see `RECORD`."""
 
     def __init__(self, shell, epochs, options="", patience=30, setup=""):
         self.shell = shell
         self.epochs = epochs
-        self.port = free_port()
-        while not self.is_free(self.port + 1):
-            self.port = free_port()
+        self.port = two_free_ports()
         (shell.folder / "regroup.py").write_text(patched("recipes/regroup.py", RECORD + setup))
         self.command = (
             f"{shell.folder}/regroup.py {epochs} 1000 --timeout 0.05 {options}"
@@ -54,14 +61,14 @@ class Training:
             f"exec python recipes/coordinator.py localhost:{self.port} {patience}"
         )
         deadline = time.monotonic() + TIMEOUT_S
-        while self.is_free(self.port + 1) and time.monotonic() < deadline:
+        while not self.coordinator_listens():
+            assert time.monotonic() < deadline, self.coordinator.output
             time.sleep(0.05)
         self.processes = []
 
-    @staticmethod
-    def is_free(port):
+    def coordinator_listens(self):
         with socket.socket() as client:
-            return client.connect_ex(("localhost", port)) != 0
+            return client.connect_ex(("localhost", self.port + 1)) == 0
 
     def join(self):
         self.processes.append(self.shell.ranks(self.command))
