@@ -56,7 +56,9 @@ script.export = export_after_logits
 """
 
 
-@pytest.mark.parametrize(("kind", "tied"), [("Llama", False), ("Qwen3", True)])
+@pytest.mark.parametrize(
+    ("kind", "tied"), [pytest.param("Llama", False, marks=pytest.mark.long), ("Qwen3", True)]
+)
 def test_finetuned(shell, kind, tied):
     """One rank, and three stopped in mid-epoch: equal; what was exported is what was trained."""
     from transformers import AutoModelForCausalLM

@@ -413,15 +413,17 @@ script.GPT.generate = lambda self, prompt, max_new_tokens: ""
                 ("pipeline_parallel.py", 4, "--pp_size 4 --micro_batches 4", 0.35),
             ],
         ),
-        (  # activations of the blocks in each stage, of at most four micro-batches
+        pytest.param(  # activations of the blocks in each stage, of at most four micro-batches
             "--n_layer 4 --n_head 2 --n_embd 128 --context 512 --batch_size 32",
             32,
             [("pipeline_parallel.py", 4, "--pp_size 4 --micro_batches 16", 0.15)],
+            marks=pytest.mark.long,
         ),
-        (  # activations of a part of the time
+        pytest.param(  # activations of a part of the time
             "--n_layer 3 --n_head 4 --n_embd 128 --context 8192 --batch_size 1",
             1,
             [("context_parallel.py", 4, "", 0.45)],
+            marks=pytest.mark.long,
         ),
     ],
     ids=["weights", "activations", "context"],

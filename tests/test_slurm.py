@@ -262,12 +262,10 @@ PREEMPT = "sbatch --partition=urgent --exclusive --nodes=$nodes --output=urgent.
 TIME_LIMIT = "scancel --signal=USR1 --batch $job"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("partition", "nodes", "faults"),
-    [
-        ("main", 2, [PREEMPT]),
-        pytest.param("grace", 1, [TIME_LIMIT, PREEMPT], marks=pytest.mark.long),
-    ],
+    [("main", 2, [PREEMPT]), ("grace", 1, [TIME_LIMIT, PREEMPT])],
 )
 def test_preemptible(cluster, shell, partition, nodes, faults):
     """At the signal of a time limit, and at a preemption, the job saves, comes back and continues.
