@@ -43,7 +43,7 @@ class Coordinator:
             self.ended.set()
 
     def form_group(self):
-        if all(self.has_asked.values()):
+        if self.has_asked and all(self.has_asked.values()):
             self.groups += 1
             self.members = list(self.has_asked)
             for rank, process in enumerate(self.members):
