@@ -448,6 +448,7 @@ def use_header(page, address, word):
     other = "scheme => document.body.dataset.mdColorScheme != scheme"
     page.wait_for_function(other, arg=scheme)
     page.click(".md-search__button:visible")
+    page.wait_for_load_state("networkidle")  # what is typed earlier, the theme loses
     page.keyboard.type(word)
     page.locator("a[role=option]", has_text="Glossary").first.click()
     page.wait_for_url("**/glossary.html*")
