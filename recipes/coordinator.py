@@ -25,19 +25,19 @@ class Coordinator:
         self.finished = False
         self.ended = asyncio.Event()
 
-    async def serve(self, reader, process):
-        self.has_asked[process] = False
+    async def serve(self, reader, writer):
+        self.has_asked[writer] = False
         try:
             while message := await reader.read(1):
                 self.finished = message == b"f"
-                self.has_asked[process] = message == b"g"
-                if process in self.members and not self.finished:  # its group is broken
+                self.has_asked[writer] = message == b"g"
+                if writer in self.members and not self.finished:  # its group is broken
                     loop = asyncio.get_running_loop()
                     loop.call_later(self.patience, self.leave_out, self.groups)
                 self.form_group()
         except ConnectionError:
             pass
-        del self.has_asked[process]
+        del self.has_asked[writer]
         self.form_group()
         if self.finished and not self.has_asked:
             self.ended.set()
@@ -46,19 +46,19 @@ class Coordinator:
         if self.has_asked and all(self.has_asked.values()):
             self.groups += 1
             self.members = list(self.has_asked)
-            for rank, process in enumerate(self.members):
-                self.has_asked[process] = False
-                process.write(struct.pack("!3i", self.groups, rank, len(self.members)))
+            for rank, writer in enumerate(self.members):
+                self.has_asked[writer] = False
+                writer.write(struct.pack("!3i", self.groups, rank, len(self.members)))
         elif any(self.has_asked.values()):
-            for process, has_asked in self.has_asked.items():
+            for writer, has_asked in self.has_asked.items():
                 if not has_asked:
-                    process.write(struct.pack("!3i", 0, 0, 0))  # asks it to come
+                    writer.write(struct.pack("!3i", 0, 0, 0))  # asks it to come
 
     def leave_out(self, group):
         if group == self.groups:
-            for process, has_asked in self.has_asked.items():
+            for writer, has_asked in self.has_asked.items():
                 if not has_asked:
-                    process.transport.abort()
+                    writer.transport.abort()
 
 
 def parse_args():
@@ -69,6 +69,8 @@ def parse_args():
     args.host, _, port = args.address.rpartition(":")
     if not (args.host and port.isdigit()):
         parser.error(f"{args.address} is not an address such as node1:29400")
+    if args.patience <= 0:
+        parser.error("the patience must be more than 0 seconds")
     args.port = int(port)
     return args
 
@@ -80,6 +82,8 @@ async def main(args):
         store_listener = socket.create_server((args.host, args.port + 1))
     except (OSError, OverflowError) as error:
         sys.exit(f"cannot listen on {args.address} and the next port: in use, or not ours? {error}")
+    if listener.getsockname()[0] == "127.0.1.1":  # Debian's and Ubuntu's entry in /etc/hosts
+        sys.exit(f"only this machine can connect to {args.host}: name its address in the network")
     store = dist.TCPStore(  # noqa: F841  it serves as long as this variable lives
         args.host,
         args.port + 1,

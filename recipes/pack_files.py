@@ -36,6 +36,8 @@ class PackedFiles(Dataset):
     def __getitem__(self, index):
         name_start, content_start, end = self.offsets[index].tolist()
         record = os.pread(open_once(self.path), end - name_start, name_start)
+        if len(record) < end - name_start:
+            raise OSError(f"{self.path}: only a part of file {index} was read")
         name_length = content_start - name_start
         return os.fsdecode(record[:name_length]), record[name_length:]
 
@@ -97,7 +99,7 @@ def parse_args():
     parser.add_argument("folder", type=Path, help="whose files, and those of its folders, to pack")
     parser.add_argument("packed", type=Path, help="the file to write; must not exist")
     args = parser.parse_args()
-    if not any(path.is_file() for path in args.folder.rglob("*")):
+    if not any(names for _, _, names in os.walk(args.folder, followlinks=True)):
         parser.error(f"no files in {args.folder}")
     if args.packed.exists():
         parser.error(f"{args.packed} exists: name another file, or delete it")

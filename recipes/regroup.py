@@ -1,4 +1,4 @@
-"""Train while processes come and go, without a restart of the others. Once, on HOST:
+"""Train on CPUs while processes come and go, without a restart of the others. Once, on HOST:
 
     python recipes/coordinator.py HOST:29400
 
@@ -366,7 +366,7 @@ def main(args):
     Trainer(model, group, train_loader, loss_fn, optimizer, device, args).train()
     time.sleep(0.1 if device.type == "cpu" else 0)  # or gloo may abort at exit (pytorch#190489)
     dist.destroy_process_group()
-    group.coordinator.sendall(b"f")  # finished: nobody can join any more
+    group.coordinator.sendall(b"f")  # finished: the coordinator may end
 
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ class Trainer:
         self.names = [None] * dist.get_world_size()
         dist.all_gather_object(self.names, f"rank {dist.get_rank()} on {socket.gethostname()}")
         self.deadline = time.monotonic() + args.step_timeout
-        threading.Thread(target=self._watch_steps, daemon=True).start()
+        threading.Thread(target=self._watch_steps).start()
         if os.path.exists(args.snapshot_path):
             self._load_snapshot(args.snapshot_path)
         self._check_start_epoch()
@@ -111,15 +111,17 @@ class Trainer:
     def _watch_steps(self):  # in a thread: ends this rank once any rank is past its deadline
         store = next(dist.rendezvous("env://"))[0]  # torchrun's: it outlives any rank
         while time.monotonic() < self.deadline and not store.check(["timeout"]):
+            faulthandler.dump_traceback_later(self.args.step_timeout + 20, exit=True)
             time.sleep(1)
+            if not threading.main_thread().is_alive():
+                return
         store.set("timeout", "")  # for the other ranks
         store.add(self.names[dist.get_rank()], self.steps + 1)
         time.sleep(5 + int(os.environ["LOCAL_RANK"]))  # frozen ranks add nothing and have 0
         steps = {name: store.add(name, 0) for name in self.names}
         late = ", ".join(n for n in steps if steps[n] == min(steps.values()) < max(steps.values()))
         print(f"step timeout | late: {late} | rank {dist.get_rank()} waits at:", file=sys.stderr)
-        faulthandler.dump_traceback()
-        os._exit(1)
+        faulthandler.dump_traceback_later(0.001, exit=True)  # all stacks; then this rank ends
 
     def _any_rank_stops(self):
         """Returns whether a signal has reached any of the ranks. All of them must call it."""
@@ -138,7 +140,6 @@ class Trainer:
         self.optimizer.zero_grad()
         loss = self.loss_fn(self.model(inputs), targets)
         self.steps += 1
-        faulthandler.dump_traceback_later(self.args.step_timeout + 20, exit=True)
         self.deadline = time.monotonic() + self.args.step_timeout
         loss_sum = loss.detach().clone()
         work = dist.all_reduce(loss_sum, async_op=True)  # runs beside backward()

@@ -74,7 +74,7 @@ class Trainer:
         self._check_start_epoch()
         self.model = nn.parallel.DistributedDataParallel(model)
         self.is_main = dist.get_rank() == 0  # this process logs and saves
-        self.steps_run = self.epochs_run * len(train_loader)
+        self.first_step = self.steps_run = self.epochs_run * len(train_loader)
         self.start_time = time.perf_counter()  # of the steps that are logged next
         self.data_seconds = 0.0  # of these, waiting for data
         # In most models, the gradient of the first parameter is the last to be computed.
@@ -83,8 +83,7 @@ class Trainer:
         self.nodes = [None] * dist.get_world_size()
         dist.all_gather_object(self.nodes, socket.gethostname())
         if self.is_main:
-            log_dir = f"{args.snapshot_path}.logs"
-            self.writer = SummaryWriter(log_dir, purge_step=self.steps_run + 1)
+            self.writer = SummaryWriter(f"{args.snapshot_path}.logs", purge_step=self.steps_run + 1)
 
     def _check_start_epoch(self):
         """Exits if the ranks start at different epochs: not all nodes have the newest snapshot."""
@@ -115,7 +114,7 @@ class Trainer:
             self._run_batch(inputs, targets)
             self.busy_times.append((busy_start, self.busy_end))
             self.steps_run += 1
-            if self.steps_run % self.args.log_every == 0:
+            if (self.steps_run - self.first_step) % self.args.log_every == 0:
                 self._log_metrics()
             data_start = time.perf_counter()
             busy_start = self._now()
@@ -152,11 +151,12 @@ class Trainer:
         losses, memory, data_shares, busy_ms = torch.stack(rows).T
         slowest = busy_ms.argmax()
         median = busy_ms.median()  # of two ranks, the faster one's
+        epochs = self.args.log_every / len(self.train_loader)  # that these steps are
         metrics = {
             "loss": losses.mean(),
             "gradient_norm": nn.utils.get_total_norm(p.grad for p in self.model.parameters()),
             "learning_rate": self.optimizer.param_groups[0]["lr"],
-            "samples_per_second": self.args.log_every * self.args.batch_size * len(rows) / seconds,
+            "samples_per_second": epochs * self.train_loader.sampler.total_size / seconds,
             "peak_memory_gb": memory.max() / 1e9,
             "data_share": data_shares.max(),
             "median_rank_ms": median,

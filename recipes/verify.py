@@ -1,4 +1,4 @@
-"""Train and compare the ranks, with the same command on each node (HOST is one of them):
+"""Train on several nodes, with the same command on each (HOST is the name of one of them):
 
     torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=HOST:29400 \
         recipes/verify.py 50 10
@@ -55,9 +55,10 @@ POWERS = torch.full((2**20,), 6364136223846793005).cumprod(0)  # of an odd numbe
 
 def digest(tensor):
     """Returns a polynomial hash of the bytes of `tensor`, computed on its device."""
-    data = tensor.detach().flatten().view(torch.uint8)
-    powers = POWERS[: len(data)].to(data.device)
-    return sum((chunk * powers[: len(chunk)]).sum() for chunk in data.split(len(POWERS))).item()
+    chunks = tensor.detach().flatten().view(torch.uint8).split(len(POWERS))
+    powers = POWERS.to(tensor.device)
+    sums = torch.stack([(chunk * powers[: len(chunk)]).sum() for chunk in chunks])
+    return (sums * powers[: len(sums)]).sum().item()
 
 
 class Trainer:

@@ -73,8 +73,8 @@ def plain_loop(steps):
 
 def test_numbers_of_a_run_with_slow_data(shell):
     """stragglers.py and, in it, monitor.py log the plain loop's numbers, and rank 1 is slow."""
-    output = shell.ranks(f"{patch(shell, SLOW_DATA)} 1 --log_every 16", 2).succeeds()
-    lines = logged(output)
+    script = patch(shell, SLOW_DATA)
+    lines = logged(shell.ranks(f"{script} 1 --log_every 16", 2).succeeds())
     assert list(lines) == [16, 32]
     reference = plain_loop(32)
     for step, (numbers, named) in lines.items():
@@ -93,6 +93,9 @@ def test_numbers_of_a_run_with_slow_data(shell):
         printed = {step: numbers[name] for step, (numbers, _) in lines.items()}
         points = {event.step: event.value for event in curves.Scalars(name)}
         assert points == pytest.approx(printed, rel=1e-4)
+    resumed = logged(shell.ranks(f"{script} 2 --log_every 20", 2).succeeds())
+    assert list(resumed) == [32 + 20]  # no line counts steps of the run before
+    assert 50 < resumed[52][0]["samples_per_second"] < 64 / 0.032
 
 
 def test_lines_of_nothing(shell):

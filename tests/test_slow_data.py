@@ -223,6 +223,7 @@ def test_tar_shards(monkeypatch, tmp_path, workers):
     names = [f"{number:02}" for number in range(20)]
     for shard in range(4):
         with tarfile.open(tmp_path / f"{shard}.tar", "w") as tar:
+            tar.add(tmp_path / "..", "folder", recursive=False)
             for name in names[shard::4]:
                 info = tarfile.TarInfo(name)
                 info.size = 2

@@ -125,6 +125,8 @@ def test_digest_of_large_tensors_and_cancelling_changes():
     before = digest(tensor)
     tensor[-1] = 1e-45  # one bit
     assert digest(tensor) != before
+    attention = torch.randn(1536, 512)  # three matrices of a million bytes each
+    assert digest(attention.roll(512, 0)) != digest(attention)
     assert digest(torch.tensor([1.0, 2.0])) != digest(torch.tensor([2.0, 1.0]))
     assert digest(torch.ones(768)) != digest(torch.full((768,), 0.5))
 

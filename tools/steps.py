@@ -44,7 +44,7 @@ RECIPES = [
 ]
 PREEMPTIBLE_RECIPES = [
     Step("preemptible.py", "recipes/images.py", 110),
-    Step("preemptible.py", "recipes/step_timeout.py", 25),
+    Step("preemptible.py", "recipes/step_timeout.py", 26),
 ]
 ELASTIC_RECIPES = [Step("elastic_ddp.py", "recipes/regroup.py", 125)]
 GPT = [
