@@ -11,6 +11,7 @@ import time
 import pytest
 import torch
 from helpers import (
+    ROOT,
     TIMEOUT_S,
     free_port,
     max_abs_diff,
@@ -183,6 +184,21 @@ def test_no_coordinator(shell):
     (shell.folder / "regroup.py").write_text(patched("recipes/regroup.py", setup))
     command = f"{shell.folder}/regroup.py --coordinator localhost:{free_port()}"
     shell.ranks(command).fails("no coordinator at localhost:")
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ("29400", "29400 is not an address such as node1:29400"),
+        ("localhost:0 0", "the patience must be more than 0 seconds"),
+        # What Debian's /etc/hosts says of a machine's own name.
+        ("127.0.1.1:{port}", "only this machine can connect to 127.0.1.1"),
+        ("host.invalid:{port}", "cannot listen on host.invalid"),
+    ],
+)
+def test_bad_addresses(shell, arguments, message):
+    arguments = arguments.format(port=two_free_ports())
+    shell.ranks(f"{ROOT}/recipes/coordinator.py {arguments}").fails(message)
 
 
 @pytest.mark.long
