@@ -381,15 +381,6 @@ def on_slurm(one):
         'srun --gpus-per-node=1 .venv/bin/python -c "import torch;'
         ' print(torch.cuda.is_available())"'
     )
-    one.enter("on node3 tc qdisc replace dev eth0 root tbf rate 20mbit burst 64kb latency 300ms")
-    assert one.prompt() == 0
-    check = "sbatch --nodes=3 --gpus-per-node=4 slurm/multinode.sbatch slurm/check_cluster.py"
-    one.run(check, ("node=4", "node=1"))
-    job = re.search(r"job (\d+)", one.output)[1]
-    one.enter(f"tail -n +1 -F multinode-{job}.out")
-    one.sees("slow nodes: .*node3")
-    one.interrupt()
-    one.reader.next("text")  # speeds
     one.run(
         "sbatch --nodes=2 --gpus-per-node=2 --time=00:05:00 slurm/multinode.sbatch 50 10"
         " --snapshot_path first.pt"
@@ -397,6 +388,15 @@ def on_slurm(one):
     one.run("squeue --me")
     trained(one, "multinode", "first.pt")
     one.shows_next()
+    one.enter("on node3 tc qdisc replace dev eth0 root tbf rate 20mbit burst 64kb latency 300ms")
+    assert one.prompt() == 0
+    check = "--time=00:10:00 slurm/multinode.sbatch slurm/check_cluster.py"
+    one.run(f"sbatch --nodes=3 --gpus-per-node=4 {check}", ("node=4", "node=1"))
+    job = re.search(r"job (\d+)", one.output)[1]
+    one.enter(f"tail -n +1 -F multinode-{job}.out")
+    one.sees("slow nodes: .*node3")
+    one.interrupt()
+    one.reader.next("text")  # speeds
 
     # The packages of this line are there.
     one.reader.next("sh", "sudo apt-get install slurm-wlm munge iproute2")
