@@ -7,6 +7,7 @@ rendezvous, it must not fail. It ends when the training has finished.
 
 import argparse
 import asyncio
+import contextlib
 import socket
 import struct
 import sys
@@ -18,25 +19,20 @@ class Coordinator:
     """Gives all processes that live a group, once all have asked, and their ranks in it."""
 
     def __init__(self, patience):
-        self.patience = patience  # in seconds, for members of a broken group that have not asked
+        self.patience = patience  # in seconds, for the others, once a process has asked
         self.has_asked = {}  # by connection; one that is closed is a process that is gone
-        self.members = []  # of the last group
         self.groups = 0
         self.finished = False
         self.ended = asyncio.Event()
 
     async def serve(self, reader, writer):
         self.has_asked[writer] = False
-        try:
+        with contextlib.suppress(ConnectionError):
             while message := await reader.read(1):
                 self.finished = message == b"f"
                 self.has_asked[writer] = message == b"g"
-                if writer in self.members and not self.finished:  # its group is broken
-                    loop = asyncio.get_running_loop()
-                    loop.call_later(self.patience, self.leave_out, self.groups)
+                asyncio.get_running_loop().call_later(self.patience, self.leave_out, self.groups)
                 self.form_group()
-        except ConnectionError:
-            pass
         del self.has_asked[writer]
         self.form_group()
         if self.finished and not self.has_asked:
@@ -45,10 +41,9 @@ class Coordinator:
     def form_group(self):
         if self.has_asked and all(self.has_asked.values()):
             self.groups += 1
-            self.members = list(self.has_asked)
-            for rank, writer in enumerate(self.members):
+            for rank, writer in enumerate(self.has_asked):
                 self.has_asked[writer] = False
-                writer.write(struct.pack("!3i", self.groups, rank, len(self.members)))
+                writer.write(struct.pack("!3i", self.groups, rank, len(self.has_asked)))
         elif any(self.has_asked.values()):
             for writer, has_asked in self.has_asked.items():
                 if not has_asked:
