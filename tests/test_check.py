@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import helpers
 import pytest
 from check import STAGES, explanation, judge, toy_task
 from faults import FAULTS
@@ -19,6 +20,13 @@ def make_task():
     data = TensorDataset(torch.randn(100, 1, 6), torch.randint(2, (100,)))
     return model, data, nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters(), 1e-3)
 """
+
+
+@pytest.fixture(autouse=True)
+def set_back(monkeypatch):
+    """What `judge` sets for its process, where other tests run after it, is set back."""
+    monkeypatch.setattr(helpers, "TIMEOUT_S", helpers.TIMEOUT_S)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
 
 def check(*arguments):
