@@ -392,6 +392,7 @@ def test_cut_off_ten_times(cluster, shell):
         on node1 bash -c 'until : <>/dev/tcp/node1/29401; do sleep 0.1; done' 2>/dev/null
         on node1 $train >log 2>&1 &
         trainer=$!
+        last_group_has 1  # the oldest process is the one that logs
         for cut in $(seq 10); do
           on node2 $train >>log2 2>&1 &
           joined=$!
@@ -409,6 +410,8 @@ def test_cut_off_ten_times(cluster, shell):
         """,
         "-n 2",
     )
+    for cut in range(1, 11):
+        job.wait_for("trains on after", cut)
     output = job.succeeds()
     print(output)
     assert output.count("trains on after") == 10
