@@ -2,10 +2,11 @@
 
 import math
 import re
+import subprocess
 import sys
 
 import pytest
-from helpers import ROOT
+from helpers import ROOT, needs_slurm
 
 sys.path.insert(0, str(ROOT / "bench"))
 import cost
@@ -68,6 +69,16 @@ def test_figure_of_large_clusters_is_current(tmp_path, monkeypatch):
     cost.draw_clusters()
     shown = ROOT / "docs" / "assets" / "cost_clusters.svg"
     assert (tmp_path / "clusters.svg").read_text() == shown.read_text()
+
+
+@pytest.mark.long
+@needs_slurm
+def test_measurements():
+    """What `make cost` does, in one round instead of three; its figures depend on the machine."""
+    command = [sys.executable, ROOT / "bench" / "cost.py", "--rounds", "1"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1500)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.endswith("Figures and traces are in runs/cost/\n")
 
 
 def test_slowest_of_two():

@@ -436,12 +436,8 @@ def on_slurm(one):
 
 
 def what_it_costs(one):
-    """One round of the measurements, whose figures depend on the machine."""
-    packages = "make -o requirements.txt -o constraints.txt"
-    one.start("make cost", ("make", packages), ("cost", "cost ROUNDS=1"))
-    for progress in ("4/12", "8/12", "Figures and traces are in runs/cost/"):
-        one.sees(progress)
-    assert one.prompt() == 0
+    """The formula, in which the page puts the figures of its measurements."""
+    one.reader.next("sh", "make cost")  # `make long` does that: tests/test_cost.py
     one.run("python bench/formula.py")
     one.shows_next()
     one.shows_next()
@@ -497,6 +493,8 @@ def with_recipes(one, two):
     one.output = outputs
     one.shows_next()
     one.reader.next("text")
+    one.enter("export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=5")  # 30 seconds by default
+    one.prompt()
     options = "--step_timeout 10 --snapshot_path step_timeout.pt"
     one.start(f"{recipe}/step_timeout.py 5000 1000 {options}")
     one.sees("saved step_timeout.pt")

@@ -39,7 +39,7 @@ def test_steps_are_short(step):
         assert row.endswith(f" {printed.strip()} |")
 
 
-@pytest.mark.path
+@pytest.mark.long
 def test_make_run_trains_with_every_stage():
     output = subprocess.run(
         [sys.executable, ROOT / "tools" / "run.py", "10", "2", "--no-slurm"],
