@@ -30,7 +30,6 @@ def cluster(shell):
 
 # First come the longest: whoever took one of these last would keep the other workers waiting.
 LONGEST = (
-    "test_node_blinks_and_time_limit",
     "test_nodes_come_and_go",
     "test_job_files",
     "test_site_in_a_browser",

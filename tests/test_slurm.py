@@ -301,6 +301,7 @@ def test_preemptible(cluster, shell, partition, nodes, faults):
     assert max_abs_diff(weights, reference_run(6, 64)[0]) < 1e-6
 
 
+@pytest.mark.long
 def test_node_blinks_and_time_limit(cluster, shell):
     """A node is back before Slurm has missed it; later the signal of a time limit comes."""
     with_pauses("elastic_ddp.py", shell.folder)
