@@ -34,6 +34,7 @@ def check(*arguments):
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.long
 def test_a_model_of_ones_own(tmp_path):
     """singlegpu.py with another model, data, loss and optimizer, and with a fault."""
     (tmp_path / "task.py").write_text(TASK)
