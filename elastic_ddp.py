@@ -72,9 +72,9 @@ class GlobalBatchSampler(DistributedSampler):
 
     def __iter__(self):
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
-        order = torch.randperm(len(self.dataset), generator=generator)
+        order = torch.randperm(len(self.dataset), generator=generator).tolist()
         for start in range(self.samples_run, len(order), self.global_batch_size):
-            global_batch = order[start : start + self.global_batch_size].tolist()
+            global_batch = order[start : start + self.global_batch_size]
             yield global_batch[self.rank :: self.num_replicas] or global_batch[:1]  # never empty
 
 
@@ -100,17 +100,20 @@ class Trainer:
         self.args = args
         self.epochs_run = 0
         self.samples_run = 0
-        self.loss = 0.0
         self.steps = 0
         self.stop_requested = False
+        self.rng = torch.default_generator  # that dropout draws from
+        if device.type == "cuda":
+            self.rng = torch.cuda.default_generators[device.index]
         self.total_loss = torch.zeros((), device=device)  # of the epoch's samples so far
         if os.path.exists(args.snapshot_path):
             self._load_snapshot(args.snapshot_path)
-        self._sync_snapshot()
+        self._agree_on_start()
         self.model = nn.parallel.DistributedDataParallel(model)
         self.is_main = dist.get_rank() == 0  # this process logs and saves
-        if dist.get_backend() == "gloo":  # after an NCCL error, the weights may be garbage
-            atexit.register(self._save_if_newer)
+        # After an error of NCCL, the weights may be garbage.
+        if dist.get_backend() == "gloo" and os.environ["LOCAL_RANK"] == "0":
+            atexit.register(self._save_after_failure)
         for signum in (signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, self._request_stop)
 
@@ -123,7 +126,7 @@ class Trainer:
         dist.all_reduce(stop, dist.ReduceOp.MAX)
         return bool(stop)
 
-    def _sync_snapshot(self):
+    def _agree_on_start(self):
         """Loads the newest snapshot on every rank; without a shared disk, some nodes lack it."""
         starts = [None] * dist.get_world_size()
         dist.all_gather_object(starts, (self.epochs_run, self.samples_run))
@@ -134,16 +137,15 @@ class Trainer:
             self._load_snapshot(io.BytesIO(data[0]))
 
     def _run_batch(self, inputs, targets):
-        global_size = min(self.args.batch_size, len(self.train_loader.dataset) - self.samples_run)
+        left = len(self.train_loader.dataset) - self.samples_run
+        global_size = min(self.args.global_batch_size, left)
         local_size = len(range(dist.get_rank(), global_size, dist.get_world_size()))  # may be 0
         self.optimizer.zero_grad()
-        loss = self.loss_fn(self.model(inputs), targets) * local_size / global_size
-        loss_sum = loss.detach().clone()
-        work = dist.all_reduce(loss_sum, async_op=True)  # runs beside backward()
-        (loss * dist.get_world_size()).backward()  # DDP averages over ranks
-        work.wait()
+        loss = self.loss_fn(self.model(inputs), targets)
+        weight = local_size / global_size * dist.get_world_size()  # DDP averages over ranks
+        (loss * weight).backward()
         self.optimizer.step()
-        self.total_loss += loss_sum * global_size
+        self.total_loss += loss.detach() * local_size
         self.samples_run += global_size
 
     def _run_epoch(self, epoch):
@@ -153,40 +155,42 @@ class Trainer:
         torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
         for inputs, targets in self.train_loader:
             position = epoch * len(self.train_loader.dataset) + self.samples_run
-            torch.manual_seed(self.args.seed + position + dist.get_rank())  # for dropout: by step
+            self.rng.manual_seed(self.args.seed + position + dist.get_rank())
             inputs = inputs.to(self.device, non_blocking=True)
             targets = targets.to(self.device, non_blocking=True)
             self._run_batch(inputs, targets)
             self.steps += 1
-            stop = self.steps % 5 == 0 and self._any_rank_stops()  # too slow for every step
-            if stop or self.steps % self.args.save_every_steps == 0:
-                self._save_on_all_disks()
+            stop = self.steps % 10 == 0 and self._any_rank_stops()  # too slow for every step
+            save = self.steps % self.args.save_every_steps == 0
+            if stop or (save and self.samples_run < len(self.train_loader.dataset)):
+                self.loss = self._mean_loss()
+                self._save_snapshot()
             if stop:
                 dist.barrier()  # no rank ends before rank 0 has saved
                 sys.exit("stopped by a signal")
-        self.loss = self.total_loss.item() / self.samples_run
+        self.loss = self._mean_loss()
 
-    def _save_on_all_disks(self):
-        """Saves on rank 0, then on each node that does not see that snapshot (no shared disk)."""
-        self._save_snapshot()
-        dist.barrier()
-        self._save_if_newer()
+    def _mean_loss(self):
+        """Returns the mean loss per sample of the epoch so far."""
+        total_loss = self.total_loss.clone()
+        dist.all_reduce(total_loss)  # the sum over all ranks
+        return total_loss.item() / self.samples_run
 
-    def _save_if_newer(self):
-        """Saves on local rank 0, unless the snapshot on disk is of this step or a later one."""
+    def _save_after_failure(self):
+        """Saves this rank's state, unless a snapshot has it: the other ranks may be gone."""
         saved = (0, 0)  # before the first step, there is nothing to save
         if os.path.exists(self.args.snapshot_path):
             snapshot = torch.load(self.args.snapshot_path, "cpu", mmap=True, weights_only=True)
             saved = (snapshot["epochs_run"], snapshot.get("samples_run", 0))
-        if os.environ["LOCAL_RANK"] == "0" and saved < (self.epochs_run, self.samples_run):
-            self.is_main = True  # this disk is not shared, or rank 0 is gone
+        if saved < (self.epochs_run, self.samples_run):
+            if self.samples_run > 0:  # estimated from this rank's share; the next epoch's is exact
+                self.loss = self.total_loss.item() * dist.get_world_size() / self.samples_run
+            self.is_main = True  # rank 0 may be gone
             self._save_snapshot()
 
     def _save_snapshot(self):
         if not self.is_main:
             return
-        if self.samples_run > 0:
-            self.loss = self.total_loss.item() / self.samples_run
         snapshot = {
             "model": self.model.module.state_dict(),  # without the DDP wrapper
             "optimizer": self.optimizer.state_dict(),
@@ -215,7 +219,7 @@ class Trainer:
             self.epochs_run = snapshot["epochs_run"]
             self.samples_run = snapshot.get("samples_run", 0)
             self.loss = snapshot.get("loss", 0.0)
-            self.total_loss.fill_(self.loss * self.samples_run)
+            self.total_loss.fill_(self.loss * self.samples_run / dist.get_world_size())
         except Exception as error:
             sys.exit(f"cannot load {path}: move it or set another --snapshot_path\n{error!r}")
 
@@ -232,16 +236,17 @@ class Trainer:
         if self.epochs_run >= total:
             self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
         epochs = range(self.epochs_run, total)
-        disable = None if self.is_main else True  # None: disabled unless on a terminal
-        progress = tqdm(epochs, initial=self.epochs_run, total=total, unit="epoch", disable=disable)
+        # With disable=None, tqdm shows the bar on a terminal only.
+        progress = tqdm(epochs, unit="epoch", disable=None if self.is_main else True)
         for epoch in progress:
             self._run_epoch(epoch)
             progress.set_postfix(loss=f"{self.loss:.4g}")
             self.epochs_run = epoch + 1
             self.samples_run = 0
             self.total_loss.zero_()
-            if self.epochs_run % self.args.save_every == 0 or self.epochs_run == total:
-                self._save_on_all_disks()
+            save = self.steps % self.args.save_every_steps == 0  # due in the epoch's last step
+            if save or self.epochs_run % self.args.save_every == 0 or self.epochs_run == total:
+                self._save_snapshot()
 
 
 def parse_args():
@@ -249,7 +254,7 @@ def parse_args():
     parser.add_argument("total_epochs", nargs="?", type=int, default=50)
     parser.add_argument("save_every", nargs="?", type=int, default=10, help="epochs per snapshot")
     parser.add_argument("--save_every_steps", type=int, default=100, help="steps per snapshot")
-    parser.add_argument("--batch_size", type=int, default=64, help="of all devices together")
+    parser.add_argument("--global_batch_size", type=int, default=64, help="of all devices")
     parser.add_argument("--timeout", type=float, default=10, help="of collectives, in minutes")
     parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
     parser.add_argument("--snapshot_path", default="snapshot.pt")
@@ -257,8 +262,8 @@ def parse_args():
     args = parser.parse_args()
     if "LOCAL_RANK" not in os.environ:
         parser.error("start this script with torchrun, as its first lines show")
-    if min(args.total_epochs, args.save_every, args.batch_size) < 1 or args.num_workers < 0:
-        parser.error("epochs and --batch_size must be 1 or more, --num_workers 0 or more")
+    if min(args.total_epochs, args.save_every, args.global_batch_size) < 1 or args.num_workers < 0:
+        parser.error("epochs and batch size must be 1 or more, --num_workers 0 or more")
     if args.save_every_steps < 1:
         parser.error("--save_every_steps must be 1 or more")
     if not os.access(os.path.dirname(args.snapshot_path) or ".", os.W_OK):
@@ -285,7 +290,7 @@ def main(args):
     model = ToyModel().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     loss_fn = nn.MSELoss()
-    sampler = GlobalBatchSampler(dataset, args.batch_size, args.seed)
+    sampler = GlobalBatchSampler(dataset, args.global_batch_size, args.seed)
     train_loader = DataLoader(
         dataset,
         batch_sampler=sampler,
@@ -295,7 +300,7 @@ def main(args):
         pin_memory=device.type == "cuda",
     )
     Trainer(model, train_loader, loss_fn, optimizer, device, args).train()
-    time.sleep(0.1 if device.type == "cpu" else 0)  # or gloo may abort at exit (pytorch#190489)
+    time.sleep(0.1)  # or gloo may abort at exit (pytorch#190489)
     dist.destroy_process_group()
 
 

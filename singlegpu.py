@@ -79,7 +79,11 @@ class Trainer:
             inputs = inputs.to(self.device, non_blocking=True)
             targets = targets.to(self.device, non_blocking=True)
             self._run_batch(inputs, targets)
-        self.loss = self.total_loss.item() / len(self.train_loader.sampler)
+        self.loss = self._mean_loss()
+
+    def _mean_loss(self):
+        """Returns the mean loss per sample of the epoch so far."""
+        return self.total_loss.item() / len(self.train_loader.sampler)
 
     def _save_snapshot(self):
         snapshot = {
@@ -119,8 +123,8 @@ class Trainer:
         if self.epochs_run >= total:
             self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
         epochs = range(self.epochs_run, total)
-        disable = None  # tqdm then shows the bar on a terminal only
-        progress = tqdm(epochs, initial=self.epochs_run, total=total, unit="epoch", disable=disable)
+        # With disable=None, tqdm shows the bar on a terminal only.
+        progress = tqdm(epochs, unit="epoch", disable=None)
         for epoch in progress:
             self._run_epoch(epoch)
             progress.set_postfix(loss=f"{self.loss:.4g}")
@@ -140,7 +144,7 @@ def parse_args():
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     if min(args.total_epochs, args.save_every, args.batch_size) < 1 or args.num_workers < 0:
-        parser.error("epochs and --batch_size must be 1 or more, --num_workers 0 or more")
+        parser.error("epochs and batch size must be 1 or more, --num_workers 0 or more")
     if not os.access(os.path.dirname(args.snapshot_path) or ".", os.W_OK):
         parser.error(f"cannot write {args.snapshot_path}: create its folder, or set another path")
     return args

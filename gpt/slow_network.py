@@ -57,7 +57,6 @@ class GPT(nn.Module):
 
     def __init__(self, n_layer, n_head, n_embd, context, recompute):
         super().__init__()
-        self.n_layer = n_layer
         self.context = context
         self.recompute = recompute
         self.token_embedding = nn.Embedding(256, n_embd)
@@ -77,7 +76,7 @@ class GPT(nn.Module):
                 continue
             std = 0.02
             if name.endswith(("proj.weight", "down.weight")):
-                std /= math.sqrt(2 * self.n_layer)
+                std /= math.sqrt(2 * len(self.blocks))
             # Each matrix has a seed of its own: a rank can draw those it needs, in any order.
             generator = torch.Generator(parameter.device)
             generator.manual_seed(seed + zlib.crc32(name.encode()))
@@ -110,10 +109,9 @@ class TextDataset(Dataset):
     def __init__(self, path, context):
         self.path = path
         self.context = context
-        self.length = max(0, path.stat().st_size - 1) // context
 
     def __len__(self):
-        return self.length
+        return max(0, self.path.stat().st_size - 1) // self.context
 
     def __getitem__(self, index):
         with open(self.path, "rb") as file:  # only this chunk is read: a file may be large
@@ -165,9 +163,11 @@ class Trainer:
         self.args = args
         self.epochs_run = 0
         self.samples_run = 0
-        self.loss = 0.0
         self.steps = 0
         self.stop_requested = False
+        self.rng = torch.default_generator  # that dropout draws from
+        if device.type == "cuda":
+            self.rng = torch.cuda.default_generators[device.index]
         self.flops_per_token = model.flops_per_token
         self.tokens = 0  # since the last evaluation, on this rank
         self.start_time = time.perf_counter()
@@ -176,7 +176,7 @@ class Trainer:
         self.total_loss = torch.zeros((), device=device)  # of the epoch's samples so far
         if os.path.exists(args.snapshot_path):
             self._load_snapshot(args.snapshot_path)
-        self._check_start_epoch()
+        self._agree_on_start()
         self.model = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=args.bucket_cap_mb)
         if args.compress:
             self.model.register_comm_hook(None, fp16_compress_hook)
@@ -193,7 +193,7 @@ class Trainer:
         dist.all_reduce(stop, dist.ReduceOp.MAX)
         return bool(stop)
 
-    def _check_start_epoch(self):
+    def _agree_on_start(self):
         """Exits if the ranks start at different epochs: not all nodes have the newest snapshot."""
         starts = [None] * dist.get_world_size()
         dist.all_gather_object(starts, (self.epochs_run, self.samples_run))
@@ -213,13 +213,10 @@ class Trainer:
         self.optimizer.zero_grad()
         with self.autocast:
             loss = self.loss_fn(self.model(inputs), targets)
-        loss_sum = loss.detach().clone()
-        work = dist.all_reduce(loss_sum, async_op=True)  # runs beside backward()
         loss.backward()
-        work.wait()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0, error_if_nonfinite=True)
         self.optimizer.step()
-        self.total_loss += loss_sum * len(inputs)
+        self.total_loss += loss.detach() * len(inputs)
         self.samples_run += len(inputs) * dist.get_world_size()
         self.tokens += inputs.numel()
 
@@ -256,26 +253,32 @@ class Trainer:
         torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
         for inputs, targets in self.train_loader:
             position = epoch * len(self.train_loader.dataset) + self.samples_run
-            torch.manual_seed(self.args.seed + position + dist.get_rank())  # for dropout: by step
+            self.rng.manual_seed(self.args.seed + position + dist.get_rank())
             inputs = inputs.to(self.device, non_blocking=True)
             targets = targets.to(self.device, non_blocking=True)
             self._run_batch(inputs, targets)
             self.steps += 1
-            stop = self.steps % 5 == 0 and self._any_rank_stops()  # too slow for every step
-            if not stop and self.steps % self.args.save_every_steps == 0:
-                self._evaluate()
-            if stop or self.steps % self.args.save_every_steps == 0:
+            stop = self.steps % 10 == 0 and self._any_rank_stops()  # too slow for every step
+            save = self.steps % self.args.save_every_steps == 0
+            if stop or (save and self.samples_run < len(self.train_loader.dataset)):
+                if not stop:
+                    self._evaluate()
+                self.loss = self._mean_loss()
                 self._save_snapshot()
             if stop:
                 dist.barrier()  # no rank ends before rank 0 has saved
                 sys.exit("stopped by a signal")
-        self.loss = self.total_loss.item() / self.samples_run
+        self.loss = self._mean_loss()
+
+    def _mean_loss(self):
+        """Returns the mean loss per sample of the epoch so far."""
+        total_loss = self.total_loss.clone()
+        dist.all_reduce(total_loss)  # the sum over all ranks
+        return total_loss.item() / self.samples_run
 
     def _save_snapshot(self):
         if not self.is_main:
             return
-        if self.samples_run > 0:
-            self.loss = self.total_loss.item() / self.samples_run
         snapshot = {
             "model": self.model.module.state_dict(),  # without the DDP wrapper
             "optimizer": self.optimizer.state_dict(),
@@ -304,7 +307,7 @@ class Trainer:
             self.epochs_run = snapshot["epochs_run"]
             self.samples_run = snapshot.get("samples_run", 0)
             self.loss = snapshot.get("loss", 0.0)
-            self.total_loss.fill_(self.loss * self.samples_run)
+            self.total_loss.fill_(self.loss * self.samples_run / dist.get_world_size())
         except Exception as error:
             sys.exit(f"cannot load {path}: move it or set another --snapshot_path\n{error!r}")
 
@@ -321,17 +324,17 @@ class Trainer:
         if self.epochs_run >= total:
             self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
         epochs = range(self.epochs_run, total)
-        disable = None if self.is_main else True  # None: disabled unless on a terminal
-        progress = tqdm(epochs, initial=self.epochs_run, total=total, unit="epoch", disable=disable)
+        # With disable=None, tqdm shows the bar on a terminal only.
+        progress = tqdm(epochs, unit="epoch", disable=None if self.is_main else True)
         for epoch in progress:
             self._run_epoch(epoch)
             progress.set_postfix(loss=f"{self.loss:.4g}")
             self.epochs_run = epoch + 1
             self.samples_run = 0
             self.total_loss.zero_()
-            if self.epochs_run % self.args.save_every == 0 or self.epochs_run == total:
-                if self.tokens > 0:  # not evaluated after the last step
-                    self._evaluate()
+            save = self.steps % self.args.save_every_steps == 0  # due in the epoch's last step
+            if save or self.epochs_run % self.args.save_every == 0 or self.epochs_run == total:
+                self._evaluate()
                 self._save_snapshot()
 
 
@@ -360,7 +363,7 @@ def parse_args():
     if "LOCAL_RANK" not in os.environ:
         parser.error("start this script with torchrun, as its first lines show")
     if min(args.total_epochs, args.save_every, args.batch_size) < 1 or args.num_workers < 0:
-        parser.error("epochs and --batch_size must be 1 or more, --num_workers 0 or more")
+        parser.error("epochs and batch size must be 1 or more, --num_workers 0 or more")
     if args.save_every_steps < 1:
         parser.error("--save_every_steps must be 1 or more")
     if min(args.n_layer, args.n_head, args.context) < 1 or args.n_embd % args.n_head:
@@ -427,7 +430,7 @@ def main(args):
     generated = model.generate("\n", 300)
     if dist.get_rank() == 0:
         print(generated)
-    time.sleep(0.1 if device.type == "cpu" else 0)  # or gloo may abort at exit (pytorch#190489)
+    time.sleep(0.1)  # or gloo may abort at exit (pytorch#190489)
     dist.destroy_process_group()
 
 

@@ -69,11 +69,11 @@ class Trainer:
         self.total_loss = torch.zeros((), device=device)  # of the epoch's samples so far
         if os.path.exists(args.snapshot_path):
             self._load_snapshot(args.snapshot_path)
-        self._check_start_epoch()
+        self._agree_on_start()
         self.model = nn.parallel.DistributedDataParallel(model)
         self.is_main = dist.get_rank() == 0  # this process logs and saves
 
-    def _check_start_epoch(self):
+    def _agree_on_start(self):
         """Exits if the ranks start at different epochs: not all nodes have the newest snapshot."""
         starts = [None] * dist.get_world_size()
         dist.all_gather_object(starts, self.epochs_run)
@@ -101,8 +101,12 @@ class Trainer:
             inputs = inputs.to(self.device, non_blocking=True)
             targets = targets.to(self.device, non_blocking=True)
             self._run_batch(inputs, targets)
+        self.loss = self._mean_loss()
+
+    def _mean_loss(self):
+        """Returns the mean loss per sample of the epoch so far."""
         dist.all_reduce(self.total_loss)  # the sum over all ranks
-        self.loss = self.total_loss.item() / self.train_loader.sampler.total_size
+        return self.total_loss.item() / self.train_loader.sampler.total_size
 
     def _save_snapshot(self):
         if not self.is_main:
@@ -146,8 +150,8 @@ class Trainer:
         if self.epochs_run >= total:
             self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
         epochs = range(self.epochs_run, total)
-        disable = None if self.is_main else True  # None: disabled unless on a terminal
-        progress = tqdm(epochs, initial=self.epochs_run, total=total, unit="epoch", disable=disable)
+        # With disable=None, tqdm shows the bar on a terminal only.
+        progress = tqdm(epochs, unit="epoch", disable=None if self.is_main else True)
         for epoch in progress:
             self._run_epoch(epoch)
             progress.set_postfix(loss=f"{self.loss:.4g}")
@@ -170,7 +174,7 @@ def parse_args():
     if "LOCAL_RANK" not in os.environ:
         parser.error("start this script with torchrun, as its first lines show")
     if min(args.total_epochs, args.save_every, args.batch_size) < 1 or args.num_workers < 0:
-        parser.error("epochs and --batch_size must be 1 or more, --num_workers 0 or more")
+        parser.error("epochs and batch size must be 1 or more, --num_workers 0 or more")
     if not os.access(os.path.dirname(args.snapshot_path) or ".", os.W_OK):
         parser.error(f"cannot write {args.snapshot_path}: create its folder, or set another path")
     return args
@@ -207,7 +211,7 @@ def main(args):
         pin_memory=device.type == "cuda",
     )
     Trainer(model, train_loader, loss_fn, optimizer, device, args).train()
-    time.sleep(0.1 if device.type == "cpu" else 0)  # or gloo may abort at exit (pytorch#190489)
+    time.sleep(0.1)  # or gloo may abort at exit (pytorch#190489)
     dist.destroy_process_group()
 
 

@@ -116,13 +116,15 @@ class Trainer:
         self.args = args
         self.epochs_run = 0
         self.samples_run = 0
-        self.loss = 0.0
         self.steps = 0
         self.stop_requested = False
+        self.rng = torch.default_generator  # that dropout draws from
+        if device.type == "cuda":
+            self.rng = torch.cuda.default_generators[device.index]
         self.total_loss = torch.zeros((), device=device)  # of the epoch's samples so far
         if os.path.exists(args.snapshot_path):
             self._load_snapshot(args.snapshot_path)
-        self._check_start_epoch()
+        self._agree_on_start()
         self.model = nn.parallel.DistributedDataParallel(model)
         self.is_main = dist.get_rank() == 0  # this process logs and saves
         for signum in (signal.SIGINT, signal.SIGTERM):
@@ -137,7 +139,7 @@ class Trainer:
         dist.all_reduce(stop, dist.ReduceOp.MAX)
         return bool(stop)
 
-    def _check_start_epoch(self):
+    def _agree_on_start(self):
         """Exits if the ranks start at different epochs: not all nodes have the newest snapshot."""
         starts = [None] * dist.get_world_size()
         dist.all_gather_object(starts, (self.epochs_run, self.samples_run))
@@ -147,12 +149,9 @@ class Trainer:
     def _run_batch(self, inputs, targets):
         self.optimizer.zero_grad()
         loss = self.loss_fn(self.model(inputs), targets)
-        loss_sum = loss.detach().clone()
-        work = dist.all_reduce(loss_sum, async_op=True)  # runs beside backward()
         loss.backward()
-        work.wait()
         self.optimizer.step()
-        self.total_loss += loss_sum * len(inputs)
+        self.total_loss += loss.detach() * len(inputs)
         self.samples_run += len(inputs) * dist.get_world_size()
 
     def _run_epoch(self, epoch):
@@ -162,18 +161,26 @@ class Trainer:
         torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
         for inputs, targets in self.train_loader:
             position = epoch * len(self.train_loader.dataset) + self.samples_run
-            torch.manual_seed(self.args.seed + position + dist.get_rank())  # for dropout: by step
+            self.rng.manual_seed(self.args.seed + position + dist.get_rank())
             inputs = inputs.to(self.device, non_blocking=True)
             targets = targets.to(self.device, non_blocking=True)
             self._run_batch(inputs, targets)
             self.steps += 1
-            stop = self.steps % 5 == 0 and self._any_rank_stops()  # too slow for every step
-            if stop or self.steps % self.args.save_every_steps == 0:
+            stop = self.steps % 10 == 0 and self._any_rank_stops()  # too slow for every step
+            save = self.steps % self.args.save_every_steps == 0
+            if stop or (save and self.samples_run < len(self.train_loader.dataset)):
+                self.loss = self._mean_loss()
                 self._save_snapshot()
             if stop:
                 dist.barrier()  # no rank ends before rank 0 has saved
                 sys.exit("stopped by a signal")
-        self.loss = self.total_loss.item() / self.samples_run
+        self.loss = self._mean_loss()
+
+    def _mean_loss(self):
+        """Returns the mean loss per sample of the epoch so far."""
+        total_loss = self.total_loss.clone()
+        dist.all_reduce(total_loss)  # the sum over all ranks
+        return total_loss.item() / self.samples_run
 
     @torch.no_grad()
     def _evaluate(self):
@@ -197,8 +204,6 @@ class Trainer:
     def _save_snapshot(self):
         if not self.is_main:
             return
-        if self.samples_run > 0:
-            self.loss = self.total_loss.item() / self.samples_run
         snapshot = {
             "model": self.model.module.state_dict(),  # without the DDP wrapper
             "optimizer": self.optimizer.state_dict(),
@@ -227,7 +232,7 @@ class Trainer:
             self.epochs_run = snapshot["epochs_run"]
             self.samples_run = snapshot.get("samples_run", 0)
             self.loss = snapshot.get("loss", 0.0)
-            self.total_loss.fill_(self.loss * self.samples_run)
+            self.total_loss.fill_(self.loss * self.samples_run / dist.get_world_size())
         except Exception as error:
             sys.exit(f"cannot load {path}: move it or set another --snapshot_path\n{error!r}")
 
@@ -244,8 +249,8 @@ class Trainer:
         if self.epochs_run >= total:
             self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
         epochs = range(self.epochs_run, total)
-        disable = None if self.is_main else True  # None: disabled unless on a terminal
-        progress = tqdm(epochs, initial=self.epochs_run, total=total, unit="epoch", disable=disable)
+        # With disable=None, tqdm shows the bar on a terminal only.
+        progress = tqdm(epochs, unit="epoch", disable=None if self.is_main else True)
         self._evaluate()
         for epoch in progress:
             self._run_epoch(epoch)
@@ -253,7 +258,8 @@ class Trainer:
             self.epochs_run = epoch + 1
             self.samples_run = 0
             self.total_loss.zero_()
-            if self.epochs_run % self.args.save_every == 0 or self.epochs_run == total:
+            save = self.steps % self.args.save_every_steps == 0  # due in the epoch's last step
+            if save or self.epochs_run % self.args.save_every == 0 or self.epochs_run == total:
                 self._save_snapshot()
                 self._evaluate()
 
@@ -271,7 +277,7 @@ def parse_args():
     if "LOCAL_RANK" not in os.environ:
         parser.error("start this script with torchrun, as its first lines show")
     if min(args.total_epochs, args.save_every, args.batch_size) < 1 or args.num_workers < 0:
-        parser.error("epochs and --batch_size must be 1 or more, --num_workers 0 or more")
+        parser.error("epochs and batch size must be 1 or more, --num_workers 0 or more")
     if args.save_every_steps < 1:
         parser.error("--save_every_steps must be 1 or more")
     if not os.access(os.path.dirname(args.snapshot_path) or ".", os.W_OK):
@@ -321,7 +327,7 @@ def main(args):
         worker_init_fn=start_own_session,
     )
     Trainer(model, train_loader, val_loader, loss_fn, optimizer, device, args).train()
-    time.sleep(0.1 if device.type == "cpu" else 0)  # or gloo may abort at exit (pytorch#190489)
+    time.sleep(0.1)  # or gloo may abort at exit (pytorch#190489)
     dist.destroy_process_group()
 
 

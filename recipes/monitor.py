@@ -70,7 +70,7 @@ class Trainer:
         self.total_loss = torch.zeros((), device=device)  # of the epoch's samples so far
         if os.path.exists(args.snapshot_path):
             self._load_snapshot(args.snapshot_path)
-        self._check_start_epoch()
+        self._agree_on_start()
         self.model = nn.parallel.DistributedDataParallel(model)
         self.is_main = dist.get_rank() == 0  # this process logs and saves
         self.first_step = self.steps_run = self.epochs_run * len(train_loader)
@@ -79,7 +79,7 @@ class Trainer:
         if self.is_main:
             self.writer = SummaryWriter(f"{args.snapshot_path}.logs", purge_step=self.steps_run + 1)
 
-    def _check_start_epoch(self):
+    def _agree_on_start(self):
         """Exits if the ranks start at different epochs: not all nodes have the newest snapshot."""
         starts = [None] * dist.get_world_size()
         dist.all_gather_object(starts, self.epochs_run)
@@ -109,8 +109,12 @@ class Trainer:
             if (self.steps_run - self.first_step) % self.args.log_every == 0:
                 self._log_metrics()
             data_start = time.perf_counter()
+        self.loss = self._mean_loss()
+
+    def _mean_loss(self):
+        """Returns the mean loss per sample of the epoch so far."""
         dist.all_reduce(self.total_loss)  # the sum over all ranks
-        self.loss = self.total_loss.item() / self.train_loader.sampler.total_size
+        return self.total_loss.item() / self.train_loader.sampler.total_size
 
     def _log_metrics(self):
         """Logs what the last steps were like, on all ranks."""
@@ -181,8 +185,8 @@ class Trainer:
         if self.epochs_run >= total:
             self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
         epochs = range(self.epochs_run, total)
-        disable = None if self.is_main else True  # None: disabled unless on a terminal
-        progress = tqdm(epochs, initial=self.epochs_run, total=total, unit="epoch", disable=disable)
+        # With disable=None, tqdm shows the bar on a terminal only.
+        progress = tqdm(epochs, unit="epoch", disable=None if self.is_main else True)
         for epoch in progress:
             self._run_epoch(epoch)
             progress.set_postfix(loss=f"{self.loss:.4g}")
@@ -205,7 +209,7 @@ def parse_args():
     if "LOCAL_RANK" not in os.environ:
         parser.error("start this script with torchrun, as its first lines show")
     if min(args.total_epochs, args.save_every, args.batch_size) < 1 or args.num_workers < 0:
-        parser.error("epochs and --batch_size must be 1 or more, --num_workers 0 or more")
+        parser.error("epochs and batch size must be 1 or more, --num_workers 0 or more")
     if args.log_every < 1:
         parser.error("--log_every must be 1 or more")
     if not os.access(os.path.dirname(args.snapshot_path) or ".", os.W_OK):
@@ -242,7 +246,7 @@ def main(args):
         pin_memory=device.type == "cuda",
     )
     Trainer(model, train_loader, loss_fn, optimizer, device, args).train()
-    time.sleep(0.1 if device.type == "cpu" else 0)  # or gloo may abort at exit (pytorch#190489)
+    time.sleep(0.1)  # or gloo may abort at exit (pytorch#190489)
     dist.destroy_process_group()
 
 

@@ -22,6 +22,7 @@ import struct
 import sys
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -77,9 +78,9 @@ class GlobalBatchSampler(DistributedSampler):
 
     def __iter__(self):
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
-        order = torch.randperm(len(self.dataset), generator=generator)
+        order = torch.randperm(len(self.dataset), generator=generator).tolist()
         for start in range(self.samples_run, len(order), self.global_batch_size):
-            global_batch = order[start : start + self.global_batch_size].tolist()
+            global_batch = order[start : start + self.global_batch_size]
             yield global_batch[self.rank :: self.num_replicas] or global_batch[:1]  # never empty
 
 
@@ -132,6 +133,7 @@ class Trainer:
     def __init__(self, model, group, train_loader, loss_fn, optimizer, device, args):
         self.model = model
         self.group = group
+        self.world_size = 1
         self.is_main = False
         self.train_loader = train_loader
         self.loss_fn = loss_fn
@@ -140,14 +142,17 @@ class Trainer:
         self.args = args
         self.epochs_run = 0
         self.samples_run = 0
-        self.loss = 0.0
         self.steps = 0
         self.stop_requested = False
+        self.rng = torch.default_generator  # that dropout draws from
+        if device.type == "cuda":
+            self.rng = torch.cuda.default_generators[device.index]
         self.total_loss = torch.zeros((), device=device)  # of the epoch's samples so far
         if os.path.exists(args.snapshot_path):
             self._load_snapshot(args.snapshot_path)
-        if device.type == "cpu":  # after an NCCL error, the weights may be garbage
-            atexit.register(self._save_if_newer)
+        # After an error of NCCL, the weights may be garbage.
+        if device.type == "cpu" and os.environ["LOCAL_RANK"] == "0":
+            atexit.register(self._save_after_failure)
         for signum in (signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, self._request_stop)
 
@@ -167,33 +172,34 @@ class Trainer:
         """Forms a group of all processes, with the state of the one that has trained furthest."""
         self.ddp_model = None  # it uses the old group
         self.group.form()
-        self.rank = dist.get_rank()
-        self.is_main = self.rank == 0  # this process logs and saves
+        self.total_loss *= self.world_size / dist.get_world_size()  # estimates the share of others
+        self.world_size = dist.get_world_size()
         starts = [None] * dist.get_world_size()
         dist.all_gather_object(starts, (self.epochs_run, self.samples_run))
         if len(set(starts)) > 1:
             src = starts.index(max(starts))
-            file = io.BytesIO()
-            torch.save(self._snapshot(), file)
-            data = [file.getvalue() if self.rank == src else None]
+            if dist.get_rank() == src:
+                self._save_after_failure()
+            data = [Path(self.args.snapshot_path).read_bytes() if dist.get_rank() == src else None]
             dist.broadcast_object_list(data, src)
             self._load_snapshot(io.BytesIO(data[0]))
-        step = self.samples_run // self.args.batch_size
+        self.rank = dist.get_rank()
+        self.is_main = self.rank == 0  # this process logs and saves
+        step = self.samples_run // self.args.global_batch_size
         self.steps = self.epochs_run * len(self.train_loader) + step  # the same on all ranks
         self.ddp_model = nn.parallel.DistributedDataParallel(self.model)
         self._log(f"group {self.group.number}: {dist.get_world_size()} processes")
 
     def _run_batch(self, inputs, targets):
-        global_size = min(self.args.batch_size, len(self.train_loader.dataset) - self.samples_run)
+        left = len(self.train_loader.dataset) - self.samples_run
+        global_size = min(self.args.global_batch_size, left)
         local_size = len(range(dist.get_rank(), global_size, dist.get_world_size()))  # may be 0
         self.optimizer.zero_grad()
-        loss = self.loss_fn(self.ddp_model(inputs), targets) * local_size / global_size
-        loss_sum = loss.detach().clone()
-        work = dist.all_reduce(loss_sum, async_op=True)  # runs beside backward()
-        (loss * dist.get_world_size()).backward()  # DDP averages over ranks
-        work.wait()
+        loss = self.loss_fn(self.ddp_model(inputs), targets)
+        weight = local_size / global_size * dist.get_world_size()  # DDP averages over ranks
+        (loss * weight).backward()
         self.optimizer.step()
-        self.total_loss += loss_sum * global_size
+        self.total_loss += loss.detach() * local_size
         self.samples_run += global_size
 
     def _run_epoch(self, epoch):
@@ -203,50 +209,49 @@ class Trainer:
         torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
         for inputs, targets in self.train_loader:
             position = epoch * len(self.train_loader.dataset) + self.samples_run
-            torch.manual_seed(self.args.seed + position + dist.get_rank())  # for dropout: by step
+            self.rng.manual_seed(self.args.seed + position + dist.get_rank())
             inputs = inputs.to(self.device, non_blocking=True)
             targets = targets.to(self.device, non_blocking=True)
             self._run_batch(inputs, targets)
             self.steps += 1
-            stop = self.steps % 5 == 0 and self._any_rank_stops()  # too slow for every step
-            if stop or self.steps % self.args.save_every_steps == 0:
-                self._save_on_all_disks()
+            stop = self.steps % 10 == 0 and self._any_rank_stops()  # too slow for every step
+            save = self.steps % self.args.save_every_steps == 0
+            if stop or (save and self.samples_run < len(self.train_loader.dataset)):
+                self.loss = self._mean_loss()
+                self._save_snapshot()
             if stop:
                 dist.barrier()  # no rank ends before rank 0 has saved
                 sys.exit("stopped by a signal")
-        self.loss = self.total_loss.item() / self.samples_run
+        self.loss = self._mean_loss()
 
-    def _save_on_all_disks(self):
-        """Saves on rank 0, then on each node that does not see that snapshot (no shared disk)."""
-        self._save_snapshot()
-        dist.barrier()
-        self._save_if_newer()
+    def _mean_loss(self):
+        """Returns the mean loss per sample of the epoch so far."""
+        total_loss = self.total_loss.clone()
+        dist.all_reduce(total_loss)  # the sum over all ranks
+        return total_loss.item() / self.samples_run
 
-    def _save_if_newer(self):
-        """Saves on local rank 0, unless the snapshot on disk is of this step or a later one."""
+    def _save_after_failure(self):
+        """Saves this rank's state, unless a snapshot has it: the other ranks may be gone."""
         saved = (0, 0)  # before the first step, there is nothing to save
         if os.path.exists(self.args.snapshot_path):
             snapshot = torch.load(self.args.snapshot_path, "cpu", mmap=True, weights_only=True)
             saved = (snapshot["epochs_run"], snapshot.get("samples_run", 0))
-        if os.environ["LOCAL_RANK"] == "0" and saved < (self.epochs_run, self.samples_run):
-            self.is_main = True  # this disk is not shared, or rank 0 is gone
+        if saved < (self.epochs_run, self.samples_run):
+            if self.samples_run > 0:  # estimated from this rank's share; the next epoch's is exact
+                self.loss = self.total_loss.item() * self.world_size / self.samples_run
+            self.is_main = True  # rank 0 may be gone
             self._save_snapshot()
 
-    def _snapshot(self):
-        if self.samples_run > 0:
-            self.loss = self.total_loss.item() / self.samples_run
-        return {
+    def _save_snapshot(self):
+        if not self.is_main:
+            return
+        snapshot = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "epochs_run": self.epochs_run,
             "samples_run": self.samples_run,
             "loss": self.loss,
         }
-
-    def _save_snapshot(self):
-        if not self.is_main:
-            return
-        snapshot = self._snapshot()
         path = self.args.snapshot_path
         tmp_path = f"{path}.{self.rank}.tmp"  # each process has its own
         try:
@@ -268,7 +273,7 @@ class Trainer:
             self.epochs_run = snapshot["epochs_run"]
             self.samples_run = snapshot.get("samples_run", 0)
             self.loss = snapshot.get("loss", 0.0)
-            self.total_loss.fill_(self.loss * self.samples_run)
+            self.total_loss.fill_(self.loss * self.samples_run / self.world_size)
         except Exception as error:
             sys.exit(f"cannot load {path}: move it or set another --snapshot_path\n{error!r}")
 
@@ -299,16 +304,17 @@ class Trainer:
         if self.epochs_run >= total:
             self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
         epochs = range(self.epochs_run, total)
-        disable = None if self.is_main else True  # None: disabled unless on a terminal
-        progress = tqdm(epochs, initial=self.epochs_run, total=total, unit="epoch", disable=disable)
+        # With disable=None, tqdm shows the bar on a terminal only.
+        progress = tqdm(epochs, unit="epoch", disable=None if self.is_main else True)
         for epoch in progress:
             self._run_epoch(epoch)
             progress.set_postfix(loss=f"{self.loss:.4g}")
             self.epochs_run = epoch + 1
             self.samples_run = 0
             self.total_loss.zero_()
-            if self.epochs_run % self.args.save_every == 0 or self.epochs_run == total:
-                self._save_on_all_disks()
+            save = self.steps % self.args.save_every_steps == 0  # due in the epoch's last step
+            if save or self.epochs_run % self.args.save_every == 0 or self.epochs_run == total:
+                self._save_snapshot()
 
 
 def parse_args():
@@ -317,14 +323,14 @@ def parse_args():
     parser.add_argument("save_every", nargs="?", type=int, default=10, help="epochs per snapshot")
     parser.add_argument("--coordinator", required=True, metavar="HOST:PORT")
     parser.add_argument("--save_every_steps", type=int, default=100, help="steps per snapshot")
-    parser.add_argument("--batch_size", type=int, default=64, help="of all devices together")
+    parser.add_argument("--global_batch_size", type=int, default=64, help="of all devices")
     parser.add_argument("--timeout", type=float, default=1, help="of collectives, in minutes")
     parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
     parser.add_argument("--snapshot_path", default="snapshot.pt")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    if min(args.total_epochs, args.save_every, args.batch_size) < 1 or args.num_workers < 0:
-        parser.error("epochs and --batch_size must be 1 or more, --num_workers 0 or more")
+    if min(args.total_epochs, args.save_every, args.global_batch_size) < 1 or args.num_workers < 0:
+        parser.error("epochs and batch size must be 1 or more, --num_workers 0 or more")
     if args.save_every_steps < 1:
         parser.error("--save_every_steps must be 1 or more")
     if not os.access(os.path.dirname(args.snapshot_path) or ".", os.W_OK):
@@ -350,7 +356,7 @@ def main(args):
     model = ToyModel().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     loss_fn = nn.MSELoss()
-    sampler = GlobalBatchSampler(dataset, args.batch_size, args.seed)
+    sampler = GlobalBatchSampler(dataset, args.global_batch_size, args.seed)
     train_loader = DataLoader(
         dataset,
         batch_sampler=sampler,
@@ -364,7 +370,7 @@ def main(args):
     options["timeout"] = timedelta(minutes=args.timeout)
     group = Group(args, options)  # only now: from here on, the others wait for this process
     Trainer(model, group, train_loader, loss_fn, optimizer, device, args).train()
-    time.sleep(0.1 if device.type == "cpu" else 0)  # or gloo may abort at exit (pytorch#190489)
+    time.sleep(0.1)  # or gloo may abort at exit (pytorch#190489)
     dist.destroy_process_group()
     group.coordinator.sendall(b"f")  # finished: the coordinator may end
 

@@ -25,7 +25,7 @@ import singlegpu
 
 RECIPES = [step.file for step in steps.RECIPES + steps.GPT]
 TP_SIZE = "--tp_size must be 1 or more, and divide both --n_head and --context"
-LIMITS = "epochs and --batch_size must be 1 or more, --num_workers 0 or more"
+LIMITS = "epochs and batch size must be 1 or more, --num_workers 0 or more"
 
 
 def module(script):

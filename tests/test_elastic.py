@@ -15,7 +15,6 @@ from helpers import (
     KILL,
     LOG_LOSSES,
     TIMEOUT_S,
-    assert_equal,
     documented_error,
     free_port,
     load,
@@ -31,12 +30,13 @@ import elastic_ddp
 import singlegpu
 
 SCRIPT = "elastic_ddp.py"
+OWN_DISKS = "recipes/own_disks.py"
 STEPS = 32  # per epoch: global batches of 64 of 2048 samples
 
 
-def patch(shell, setup):
+def patch(shell, setup, script=SCRIPT):
     path = shell.folder / "patched.py"
-    path.write_text(patched(SCRIPT, setup))
+    path.write_text(patched(script, setup))
     return path
 
 
@@ -73,7 +73,7 @@ def zip_uneven(shards):
 def test_uneven_shards(shell, ranks, size, batch_size):
     """50 samples are no multiple of 3, and the last batch has but 47; of 1, rank 1 has none."""
     setup = f"ToyDataset = script.ToyDataset\nscript.ToyDataset = lambda _: ToyDataset({size})"
-    command = f"{patch(shell, setup)} 4 1 --batch_size {batch_size}"
+    command = f"{patch(shell, setup)} 4 1 --global_batch_size {batch_size}"
     output = shell.ranks(command, ranks).succeeds()
     starts = re.findall(r"rank (\d) of (\d) starts", output)
     assert sorted(starts) == [(str(rank), str(ranks)) for rank in range(ranks)]
@@ -101,7 +101,7 @@ def pause_and_run_batch(self, inputs, targets):
     return run_batch(self, inputs, targets)
 script.Trainer._run_batch = pause_and_run_batch
 """
-    path = patch(shell, setup)
+    path = patch(shell, setup, OWN_DISKS)
     torch.set_default_dtype(torch.float64)
     yield path
     torch.set_default_dtype(torch.float32)
@@ -207,19 +207,19 @@ def test_sigterm_with_data_workers(shell):
 
 def test_epochs_of_one_step(shell):
     """Steps are counted over the epochs: it saves every seventh, and stops at a signal."""
-    job = shell.ranks(f"{SCRIPT} 100000 100000 --batch_size 2048 --save_every_steps 7", 2)
+    job = shell.ranks(f"{SCRIPT} 100000 100000 --global_batch_size 2048 --save_every_steps 7", 2)
     job.wait_for("saved", times=3)
     job.signal(signal.SIGTERM)
     job.fails("stopped by a signal")
     steps = [epochs + samples // 2048 for epochs, samples in positions(job.output)]
     assert steps[:3] == [7, 14, 21]
-    assert steps[-1] > 21 and steps[-1] % 5 == 0
+    assert steps[-1] > 21 and steps[-1] % 10 == 0
 
 
 def test_sigterm_to_one_of_three(shell):
     """All nodes stop after the same step and save it, without an error in any collective."""
     folders = [shell.folder / name for name in "abc"]
-    job = shell.ranks_on(folders, f"{SCRIPT} 1000 1000 --save_every_steps 1")
+    job = shell.ranks_on(folders, f"{OWN_DISKS} 1000 1000 --save_every_steps 1")
     job.wait_for("epoch 2 + 1024 samples")
     os.kill(job.ranks[1].pid, signal.SIGTERM)
     assert job.wait() == 1
@@ -249,7 +249,7 @@ def test_survivors_save_the_last_step(shell, rank):
 
 @pytest.mark.parametrize("num_nodes", [2, 3])
 def test_survivors_save_five_times(shell, num_nodes, kills=5):
-    """With dropout, the run that was left alone, and its loss at each snapshot.
+    """With dropout, the run that was left alone. The loss of an epoch with a kill is an estimate.
 
     Bit for bit on two ranks. DDP adds the gradients of more in another order in its first step.
     """
@@ -257,8 +257,8 @@ def test_survivors_save_five_times(shell, num_nodes, kills=5):
     job, undisturbed = sharing(shell, num_nodes, script, "3 1 --save_every_steps 1")
     undisturbed_losses = logged_losses(job.succeeds())
     undisturbed = undisturbed.rename(shell.folder / "undisturbed.pt")
-    losses = {}
-    for step in sorted(random.sample(range(1, 3 * STEPS), kills)):
+    losses, chosen = {}, sorted(random.sample(range(1, 3 * STEPS), kills))
+    for step in chosen:
         rank = random.randrange(num_nodes)
         print("kills rank", rank, "before step", step)
         die = {"KILL_BEFORE_STEP": str(step), "KILL_RANK": str(rank)}
@@ -269,11 +269,13 @@ def test_survivors_save_five_times(shell, num_nodes, kills=5):
         assert len(list(shell.folder.glob("*.tmp"))) <= num_nodes
     job, snapshot = sharing(shell, num_nodes, script, "3 3 --save_every_steps 7")
     losses |= logged_losses(job.succeeds())
-    if num_nodes == 2:
-        assert_equal(undisturbed, snapshot)
     weights = [weights_and_momentum(path)[0] for path in (undisturbed, snapshot)]
     assert max_abs_diff(*weights) < 1e-6
-    assert losses == pytest.approx({at: undisturbed_losses[at] for at in losses}, rel=1e-6)
+    assert num_nodes > 2 or all(map(torch.equal, *weights))
+    for (epochs, samples), loss in losses.items():
+        is_estimate = epochs - (samples == 0) in [step // STEPS for step in chosen]
+        expected = undisturbed_losses[epochs, samples]
+        assert loss == pytest.approx(expected, rel=0.5 if is_estimate else 1e-6)
 
 
 def test_killed_while_saving(shell):
@@ -311,7 +313,7 @@ def test_resumes_from_any_stage(shell, monkeypatch):
     arguments = ["singlegpu.py", "2", "2", "--batch_size", "64", "--snapshot_path", str(snapshot)]
     monkeypatch.setattr(sys, "argv", arguments)
     singlegpu.main(singlegpu.parse_args())
-    shell.ranks_on(folders, f"{SCRIPT} 3 1").succeeds()
+    shell.ranks_on(folders, f"{OWN_DISKS} 3 1").succeeds()
     assert [check_snapshot(folder / "snapshot.pt") for folder in folders] == [(3, 0)] * 2
 
 

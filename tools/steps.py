@@ -18,8 +18,8 @@ STEPS = [
     Step("singlegpu.py", "multigpu.py", 42),
     Step("multigpu.py", "multigpu_torchrun.py", 20),
     Step("multigpu_torchrun.py", "multinode.py", 16),
-    Step("multinode.py", "preemptible.py", 78),
-    Step("preemptible.py", "elastic_ddp.py", 90),
+    Step("multinode.py", "preemptible.py", 75),
+    Step("preemptible.py", "elastic_ddp.py", 74),
 ]
 JOB_STEPS = [
     Step("slurm/singlegpu.sbatch", "slurm/multigpu.sbatch", 8),
@@ -46,7 +46,10 @@ PREEMPTIBLE_RECIPES = [
     Step("preemptible.py", "recipes/images.py", 110),
     Step("preemptible.py", "recipes/step_timeout.py", 26),
 ]
-ELASTIC_RECIPES = [Step("elastic_ddp.py", "recipes/regroup.py", 125)]
+ELASTIC_RECIPES = [
+    Step("elastic_ddp.py", "recipes/own_disks.py", 18),
+    Step("elastic_ddp.py", "recipes/regroup.py", 125),
+]
 GPT = [
     Step("preemptible.py", "gpt/gpt.py", 130),
     Step("gpt/gpt.py", "gpt/pretrain.py", 95),
