@@ -26,10 +26,8 @@ JOB_STEPS = [
     Step("slurm/multigpu.sbatch", "slurm/multigpu_torchrun.sbatch", 8),
     Step("slurm/multigpu_torchrun.sbatch", "slurm/multinode.sbatch", 16),
     Step("slurm/multinode.sbatch", "slurm/multinode_srun.sbatch", 17),
-    Step("slurm/multinode.sbatch", "slurm/preemptible.sbatch", 12),
-    Step("slurm/preemptible.sbatch", "slurm/elastic_ddp.sbatch", 40),
-    Step("slurm/preemptible.sbatch", "slurm/regroup.sbatch", 55),
-    Step("slurm/preemptible.sbatch", "slurm/step_timeout.sbatch", 18),
+    Step("slurm/multinode.sbatch", "slurm/preemptible.sbatch", 15),
+    Step("slurm/preemptible.sbatch", "slurm/elastic_ddp.sbatch", 24),
 ]
 RECIPES = [
     Step("multinode.py", "recipes/mixed_precision.py", 20),
