@@ -55,6 +55,13 @@ def documented_error(line, *changes):
     return line
 
 
+def snippet(page, start):
+    """Returns the block of Bash on a page that contains `start`."""
+    text = (ROOT / "docs" / page).read_text()
+    (block,) = [b for b in re.findall(r"^```bash\n(.*?)^```", text, re.M | re.S) if start in b]
+    return block
+
+
 def free_port():
     with socket.create_server(("localhost", 0)) as server:
         return server.getsockname()[1]
