@@ -77,7 +77,7 @@ STAGES = {
     "multinode": MULTINODE,
     "preemptible": MULTINODE._replace(checks=f"{MULTINODE.checks} signal"),
     "elastic_ddp": Stage(
-        f"{SEVERAL} gpus restart signal node", ELASTIC, "--batch_size 65", batch=65
+        f"{SEVERAL} gpus restart signal node", ELASTIC, "--global_batch_size 65", batch=65
     ),
     "recipes/gradient_accumulation": MULTINODE._replace(
         options="--batch_size 8 --global_batch_size 48"
