@@ -12,6 +12,7 @@ import argparse
 import atexit
 import contextlib
 import importlib
+import io
 import os
 import statistics
 import subprocess
@@ -19,6 +20,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -33,14 +35,14 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import singlegpu  # noqa: E402
 
-ROUNDS = 5
 BATCH_SIZE = 32  # per rank
 COORDINATOR = "localhost:29411"  # of regroup.py
+GLOBAL = "--global_batch_size 64 --save_every_steps 1000000"  # no snapshot while it is timed
 MODULES = {
     "multigpu_torchrun": "",
     "multinode": "",
-    "preemptible": "--save_every_steps 1000000",  # no snapshot while it is timed
-    "elastic_ddp": "--batch_size 64 --save_every_steps 1000000",
+    "preemptible": "--save_every_steps 1000000",
+    "elastic_ddp": GLOBAL,
     "recipes.mixed_precision": "",
     "recipes.gradient_accumulation": "--batch_size 8 --global_batch_size 64",
     "recipes.evaluate": "",
@@ -48,8 +50,8 @@ MODULES = {
     "recipes.monitor": "",
     "recipes.stragglers": "",
     "recipes.fsdp": "",
-    "recipes.regroup": f"--coordinator {COORDINATOR} --batch_size 64 --save_every_steps 1000000",
-}  # gpt/ trains another model: see bench/cpu.py
+    "recipes.regroup": f"--coordinator {COORDINATOR} {GLOBAL}",
+}  # gpt/ trains another model
 
 
 def build(name, arguments):
@@ -57,10 +59,10 @@ def build(name, arguments):
     module = importlib.import_module(name)
     trainers = []
     module.Trainer.train = lambda self: trainers.append(self)
-    sys.argv = [name, *arguments.split(), "--snapshot_path", f"{name}.pt"]
-    with contextlib.redirect_stdout(open(os.devnull, "w")):
+    argv = [name, *arguments.split(), "--snapshot_path", f"{name}.pt"]
+    with patch("sys.argv", argv), contextlib.redirect_stdout(io.StringIO()):
         module.main(module.parse_args())
-    atexit.unregister(getattr(trainers[0], "_save_if_newer", None))  # elastic_ddp.py's
+    atexit.unregister(getattr(trainers[0], "_save_after_failure", None))  # elastic_ddp.py's
     return trainers[0]
 
 
@@ -96,10 +98,10 @@ def floor_epoch(model, dataset, loss_fn, optimizer):
         optimizer.step()
 
 
-def compare(candidates, epochs):
+def compare(candidates, epochs, rounds):
     """Times the functions; returns for each the median of its times relative to the first's."""
     times = {name: [] for name in candidates}
-    for _ in range(ROUNDS + 1):
+    for _ in range(rounds + 1):
         for seconds in times.values():
             seconds.append(0.0)
         for epoch in range(epochs):
@@ -136,10 +138,10 @@ def two_ranks():
     candidates = {"raw DDP": lambda epoch: bare_epoch(ddp, *rest)}
 
     # The scripts' own calls do nothing: the group is there already.
-    with contextlib.ExitStack() as stack:
-        for name in ("init_process_group", "destroy_process_group"):
-            stack.callback(setattr, dist, name, getattr(dist, name))
-            setattr(dist, name, lambda *args, **kwargs: None)
+    with (
+        patch("torch.distributed.init_process_group"),
+        patch("torch.distributed.destroy_process_group"),
+    ):
         for name, arguments in MODULES.items():
             trainer = build(name, arguments)
             candidates[f"{name.replace('.', '/')}.py"] = epoch_of(trainer)
@@ -170,7 +172,8 @@ def two_ranks():
 def epoch_of(trainer):
     """Returns a function that trains an epoch, from its first sample on."""
     if hasattr(trainer, "group"):  # regroup.py's
-        trainer._regroup()
+        with contextlib.redirect_stdout(io.StringIO()):
+            trainer._regroup()
 
     def run_epoch(epoch):
         trainer.samples_run = 0
@@ -182,7 +185,8 @@ def epoch_of(trainer):
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--candidates", nargs="+", default=[])
-    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=30, help="of each candidate in each round")
     parser.add_argument("--sleep_ms", type=float, default=0)
     return parser.parse_args()
 
@@ -196,7 +200,7 @@ def main(args):
         register_module_forward_pre_hook(sleep)
     distributed = "LOCAL_RANK" in os.environ
     if not distributed and not args.candidates:
-        report(compare(one_rank(), args.epochs))
+        report(compare(one_rank(), args.epochs, args.rounds))
     if not distributed:
         command = ["torchrun", "--standalone", "--nproc_per_node=2", __file__, *sys.argv[1:]]
         with coordinator():
@@ -204,8 +208,8 @@ def main(args):
     dist.init_process_group("gloo")
     candidates = two_ranks()
     candidates = {name: candidates[name] for name in args.candidates or candidates}
-    with contextlib.redirect_stdout(open(os.devnull, "w")):  # the lines of monitor.py
-        ratios = compare(candidates, args.epochs)
+    with contextlib.redirect_stdout(io.StringIO()):  # the lines of monitor.py
+        ratios = compare(candidates, args.epochs, args.rounds)
     if dist.get_rank() == 0:
         report(ratios)
     time.sleep(0.1)  # as in multigpu.py

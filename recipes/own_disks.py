@@ -1,4 +1,4 @@
-"""Train while nodes with disks of their own come and go, with the same commands on each:
+"""Train while nodes come and go, each with a disk of its own (HOST is the name of one of them):
 
     export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
     torchrun --nnodes=1:3 --nproc_per_node=2 --max-restarts=100 \

@@ -40,7 +40,6 @@ def module(script):
         ("50 0", LIMITS),
         ("-3", LIMITS),
         ("fifty", "argument total_epochs: invalid int value: 'fifty'"),
-        ("5 5 --batch_size 0", LIMITS),
         ("5 5 --num_workers -1", LIMITS),
         ("5 5 --seed x", "argument --seed: invalid int value: 'x'"),
         ("5 5 5", "unrecognized arguments: 5"),
@@ -52,6 +51,16 @@ def module(script):
 )
 def test_arguments(script, arguments, message, monkeypatch, capsys):
     assert_refused(script, arguments, message, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize("script", SCRIPTS + RECIPES)
+def test_batch_size(script, monkeypatch, capsys):
+    option = (
+        "--global_batch_size"
+        if "GlobalBatchSampler" in (ROOT / script).read_text()
+        else "--batch_size"
+    )
+    assert_refused(script, f"5 5 {option} 0", LIMITS, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize(

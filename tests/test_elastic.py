@@ -293,7 +293,7 @@ def test_killed_while_saving(shell):
 
 def test_no_older_snapshot_replaces_a_newer_one(shell):
     """A world that was cut off ends at last: others have trained on and saved meanwhile."""
-    job, snapshot = sharing(shell, 3, SCRIPT, "100000 1")
+    job, snapshot = sharing(shell, 3, SCRIPT, "100000 1 --timeout 0.5")
     job.wait_for("epoch 1 + 0 samples")
     for rank in job.ranks:  # none of them saves while the file is replaced
         os.kill(rank.pid, signal.SIGSTOP)

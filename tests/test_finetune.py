@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers import PLAIN_SGD, SIGNAL, max_abs_diff, patched, write_text
 
-BATCH_SIZE, STEPS, CONTEXT = 12, 10, 8
+BATCH_SIZE, STEPS, CONTEXT = 12, 15, 8
 CONFIG = {
     "vocab_size": 300,
     "hidden_size": 32,
@@ -69,7 +69,7 @@ def test_finetuned(shell, kind, tied):
     stop = {"SIGNAL": "15", "SIGNAL_AT": f"0 {3 * BATCH_SIZE}"}
     job = start(shell, 3, "several", PLAIN_SGD + LOGITS + SIGNAL, options, **stop)
     job.fails("stopped by a signal")
-    assert f"epoch 0 + {5 * BATCH_SIZE} samples" in job.output
+    assert f"epoch 0 + {10 * BATCH_SIZE} samples" in job.output
     output = start(shell, 3, "several", PLAIN_SGD + LOGITS, f"{options} --recompute").succeeds()
     assert output.endswith("exported to several_exported\n")
 

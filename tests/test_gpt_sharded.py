@@ -132,16 +132,17 @@ def assert_equal_weights(shell, name, layouts, setup, options, tolerance):
 def test_stopped_and_resumed_on_other_ranks(shell, runs):
     """Three are stopped by a signal in mid-epoch; the last trains the end."""
     layers = " --n_layer 4" if runs[0][0] == "pipeline_parallel.py" else ""
-    start(shell, "pretrain.py", "one.pt", setup=FLOAT64, options=layers).succeeds()
-    stops = [(3, 5), (8, 10), (11, 15)]  # step of the signal, and of the stop
+    steps = 2 * STEPS
+    start(shell, "pretrain.py", "one.pt", setup=FLOAT64, options=layers, steps=steps).succeeds()
+    stops = [(3, 10), (18, 20), (21, 30)]  # step of the signal, and of the stop
     for (name, ranks, options), (signal_step, stop_step) in zip(runs, stops, strict=False):
         where = {"SIGNAL": "15", "SIGNAL_AT": f"0 {signal_step * BATCH_SIZE}"}
         setup = FLOAT64 + SIGNAL
-        job = start(shell, name, "several", ranks, setup, options + layers, **where)
+        job = start(shell, name, "several", ranks, setup, options + layers, steps, **where)
         job.fails("stopped by a signal")
         assert f"epoch 0 + {stop_step * BATCH_SIZE} samples | " in job.output
     name, ranks, options = runs[-1]
-    start(shell, name, "several", ranks, FLOAT64, options + layers).succeeds()
+    start(shell, name, "several", ranks, FLOAT64, options + layers, steps).succeeds()
     diff = weights_diff(shell, "several", "one.pt")
     print("stopped and resumed differs by", diff)
     assert diff < 1e-12
@@ -241,12 +242,13 @@ def test_trains_on_while_it_saves(shell):
     """What it saves is the state at the beginning, of which it has a copy: that of fsdp.py."""
     options = "--save_every_steps 10"
     stop = {"SIGNAL": str(int(signal.SIGTERM)), "SIGNAL_AT": f"0 {13 * BATCH_SIZE}"}
-    job = start(shell, "async_save.py", "s", 2, setup=WRITE_LATE + SIGNAL, options=options, **stop)
+    setup = WRITE_LATE + SIGNAL
+    job = start(shell, "async_save.py", "s", 2, setup, options, steps=30, **stop)
     job.fails("stopped by a signal")
     before, _, after = job.output.partition("writing epoch_0000_sample_000000000120")
-    assert f"trained {13 * BATCH_SIZE}" in before and f"trained {15 * BATCH_SIZE}" in after
-    start(shell, "fsdp.py", "fsdp", 2, setup=SIGNAL, options=options, **stop).wait()
-    for step in (15, 10):
+    assert f"trained {13 * BATCH_SIZE}" in before and f"trained {20 * BATCH_SIZE}" in after
+    start(shell, "fsdp.py", "fsdp", 2, SIGNAL, options, steps=30, **stop).wait()
+    for step in (20, 10):
         one, other = (load_gpt(shell.folder / path) for path in ("s", "fsdp"))
         assert one["samples_run"] == step * BATCH_SIZE
         assert equal_snapshots(one, other)

@@ -105,7 +105,7 @@ def test_resumed_on_other_ranks(shell):
 
     undisturbed = start(1, "one.pt").succeeds()
     outputs = []
-    for ranks, signal_at in [(2, 36), (1, 96)]:
+    for ranks, signal_at in [(2, 36), (1, 132)]:
         job = start(ranks, "several.pt", SIGNAL="15", SIGNAL_AT=f"0 {signal_at}")
         job.fails("stopped by a signal")
         outputs.append(job.output)

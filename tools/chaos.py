@@ -148,10 +148,11 @@ class ChaosRun:
         self.args = args
         self.started, self.last_rescheduled = time.monotonic(), -math.inf
         epochs = f"{args.epochs} {args.epochs}"
-        command = f"--gpus-per-node=1 slurm/elastic_ddp.sbatch {epochs}"
-        command += " --save_every_steps 16 --timeout 0.5"
+        script = "elastic_ddp.py"
         if args.local_disks:
-            command += f" --snapshot_path {LOCAL_SNAPSHOT}"
+            script = f"own_disks.py --snapshot_path {LOCAL_SNAPSHOT}"
+        command = f"--gpus-per-node=1 slurm/elastic_ddp.sbatch {script} {epochs}"
+        command += " --save_every_steps 16 --timeout 0.5"
         self.log_event(f"$ sbatch {command}")
         self.job = run("sbatch", "--parsable", *command.split()).strip()
         self.log = Path(f"elastic_ddp-{self.job}.out")
@@ -244,8 +245,8 @@ def prepare(folder):
     folder.mkdir(parents=True)
     for name in ("slurm", ".venv"):
         (folder / name).symlink_to(ROOT / name)
-    for script in ("singlegpu.py", "elastic_ddp.py"):
-        (folder / script).write_text(
+    for script in ("singlegpu.py", "elastic_ddp.py", "recipes/own_disks.py"):
+        (folder / Path(script).name).write_text(
             "import runpy, torch\n"
             "torch.set_default_dtype(torch.float64)\n"
             f"runpy.run_path({str(ROOT / script)!r}, run_name='__main__')\n"

@@ -33,7 +33,7 @@ import singlegpu  # noqa: E402
 
 EPOCHS = 3
 TIMEOUT_S = 60  # of a run, after which it hangs; a right script takes less than 15
-CHUNKS = 10 * 16  # of the text for a GPT, to train on
+CHUNKS = 12 * 16  # of the text for a GPT, to train on; its steps are no multiple of ten
 GPT_OPTIONS = "--batch_size 8 --n_layer 4 --n_head 2 --n_embd 32 --context 8 --text text"
 PYTHON = ("python",)
 TORCHRUN = ("torchrun --standalone --nproc_per_node=2",)
@@ -77,7 +77,7 @@ STAGES = {
     "multinode": MULTINODE,
     "preemptible": MULTINODE._replace(checks=f"{MULTINODE.checks} signal"),
     "elastic_ddp": Stage(
-        f"{SEVERAL} gpus restart signal node", ELASTIC, "--batch_size 65", batch=65
+        f"{SEVERAL} gpus restart signal node", ELASTIC, "--global_batch_size 65", batch=65
     ),
     "recipes/gradient_accumulation": MULTINODE._replace(
         options="--batch_size 8 --global_batch_size 48"

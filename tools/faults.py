@@ -43,8 +43,7 @@ SAVE_POSITION = '            "samples_run": self.samples_run,\n'
 SAMPLER = "        sampler=sampler,\n"
 DEVICE = '        device = torch.device("cuda", local_rank)\n'
 SET_DEVICE = "        torch.cuda.set_device(device)\n"
-WEIGHTED = "loss = self.loss_fn(self.model(inputs), targets) * local_size / global_size"
-SCALED = "        (loss * dist.get_world_size()).backward()  # DDP averages over ranks\n"
+WEIGHT = "weight = local_size / global_size * dist.get_world_size()  # DDP averages over ranks"
 FAULTS = [
     Fault("set_epoch is missing", "multigpu", "order", (SET_EPOCH, "")),
     Fault(
@@ -114,7 +113,7 @@ FAULTS = [
         "preemptible",
         "signal",
         (
-            "self.steps % 5 == 0 and self._any_rank_stops()  # too slow for every step",
+            "self.steps % 10 == 0 and self._any_rank_stops()  # too slow for every step",
             "self.stop_requested",
         ),
     ),
@@ -122,7 +121,7 @@ FAULTS = [
         "uneven shards count as if they were even",
         "elastic_ddp",
         "weights node",
-        (WEIGHTED, "loss = self.loss_fn(self.model(inputs), targets) / dist.get_world_size()"),
+        (WEIGHT, "weight = 1"),
     ),
     # Those that are not on the page
     Fault(
@@ -229,7 +228,7 @@ FAULTS = [
         "no look at the other nodes' snapshots",
         "multinode",
         "disks",
-        ("        self._check_start_epoch()\n", ""),
+        ("        self._agree_on_start()\n", ""),
     ),
     Fault(
         "the GPU is chosen by the rank",
@@ -261,7 +260,7 @@ FAULTS = [
         "the gradient of the global batch is divided twice",
         "elastic_ddp",
         "weights node",
-        (SCALED, "        loss.backward()\n"),
+        (WEIGHT, "weight = local_size / global_size"),
     ),
     Fault(
         "each rank draws other weights",
