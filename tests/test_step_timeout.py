@@ -73,7 +73,7 @@ def test_late_rank_is_named(shell, cause):
 
 @pytest.fixture
 def with_lines(cluster, shell):
-    """A pocket cluster with a job.sbatch: stage 5's and, below it, the lines of the recipe's page."""
+    """A pocket cluster with a job.sbatch: the lines of the page below those of stage 5."""
     (shell.folder / "recipes").symlink_to(ROOT / "recipes")
     job_file = (ROOT / "slurm" / "preemptible.sbatch").read_text()
     lines = snippet("recipes/step_timeout.md", "step timeout")
