@@ -126,9 +126,9 @@ def test_cascade_goes_round_a_conflict(copy):
     result = cascade(copy, "singlegpu.py")
     assert result.returncode == 1
     assert result.stderr == (
-        "cascade: conflict in recipes/images.py: resolve the marked lines\n"
         "cascade: conflict in gpt/gpt.py: resolve the marked lines, "
         "then run: make cascade FROM=gpt/gpt.py\n"
+        "cascade: conflict in recipes/images.py: resolve the marked lines\n"
         "cascade: conflict in recipes/fsdp.py: resolve the marked lines\n"
     )
     left_out = ["gpt/gpt.py", "recipes/fsdp.py", "recipes/images.py"]
