@@ -1,12 +1,10 @@
 """What each recipe claims; and that all of them, as the stages do, resume after a kill."""
 
-import json
 import os
 import re
 import signal
 import subprocess
 import time
-import urllib.request
 
 import pytest
 import torch
@@ -14,7 +12,6 @@ from helpers import (
     MEASURE_MEMORY,
     ROOT,
     equal_snapshots,
-    free_port,
     load,
     max_abs_diff,
     patched,
@@ -205,13 +202,6 @@ def test_curves_after_a_kill(shell):
     losses = reference_run(16, 256)[2]
     assert [value for _, value in drawn["loss"]] == pytest.approx(losses, rel=1e-3, abs=1e-5)
     assert {round(value, 6) for _, value in drawn["learning_rate"]} == {0.01}
-    # The page that a browser gets them from.
-    port = free_port()
-    server = shell.start(f"tensorboard --logdir . --port {port}")
-    server.wait_for(f":{port}/")
-    asked = f"http://localhost:{port}/data/plugin/scalars/scalars?run=snapshot.pt.logs&tag=loss"
-    with urllib.request.urlopen(asked) as answer:
-        assert [step for _, step, _ in json.load(answer)] == list(range(1, 17))
 
 
 @pytest.mark.parametrize("name", ["tensorboard_logging", "monitor"])
@@ -273,12 +263,6 @@ def test_sharded_takes_less_memory(shell):
         output = shell.ranks(f"{script} 1 1", 2).succeeds()
         peak[name] = int(re.search(r"rank 1 took (\d+)", output)[1])
     assert peak["recipes/fsdp.py"] < 0.6 * peak["multinode.py"], peak
-    num_params = sum(i * o + o for i, o in [(10, 1536), *[(1536, 1536)] * 7, (1536, 5)])
-    lines = re.findall(r"holds (\S+) of ([\d,]+) bytes of weights", output)
-    assert len(lines) == 2
-    for local_bytes, total_bytes in lines:
-        assert int(total_bytes.replace(",", "")) == 4 * num_params
-        assert int(local_bytes.replace(",", "")) < 0.6 * 4 * num_params
 
 
 @pytest.mark.parametrize("name", ["recipes/mixed_precision.py", "recipes/fsdp.py"])
