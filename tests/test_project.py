@@ -31,8 +31,10 @@ def test_steps_are_short(step):
     tables = []
     if step in steps.STEPS:
         tables = [("README.md", f"`{step.file}`"), ("docs/index.md", f"]({page}) |")]
-    elif step in SCRIPT_STEPS:
-        tables = [(f"docs/{Path(step.file).parent}/index.md", f"]({page}) |")]
+    elif step in RECIPES:
+        tables = [("docs/recipes/index.md", f"[`{Path(step.file).name}`](")]
+    elif step in steps.GPT:
+        tables = [("docs/gpt/index.md", f"]({page}) |")]
     for table, first_cell in tables:
         rows = (ROOT / table).read_text().splitlines()
         row = next(row for row in rows if row.startswith("|") and first_cell in row)
