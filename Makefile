@@ -4,7 +4,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export OMP_NUM_THREADS ?= 1
 
 # What cog fills, and what it needs for that.
-COG := -I tools -p "from fences import fence; from faults import write_page" docs/*.md docs/*/*.md
+COG := -I . -p "from tools.pages.fences import fence; from tools.judge.faults import write_page" docs/*.md docs/*/*.md
 
 SHELL_FILES := $(wildcard slurm/*.sbatch slurm/*.sh) .ci/run
 
@@ -12,16 +12,13 @@ help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*##/make \1 \t/p' Makefile
 
 run: .venv/run  ## train with every stage in turn
-	python tools/run.py
+	python -m tools.chain.run
 
 test: .venv/dev  ## run the tests; without Slurm installed, its tests are skipped, and say so
 	pytest $(PYTEST_ARGS)
 
-path: .venv/dev  ## type every command of README and the pages, in their order, in a fresh clone
-	pytest -n 0 -m path
-
 check: .venv/dev  ## judge a script of yours: make check STAGE=multigpu FILE=my_multigpu.py
-	@python tools/check.py $(STAGE) '$(FILE)' $(if $(TASK),--task '$(TASK)')
+	@python -m tools.judge.check $(STAGE) '$(FILE)' $(if $(TASK),--task '$(TASK)')
 
 long: .venv/dev  ## run the tests that take long: each faulty file judged, two hundred kills, memory
 	pytest -m long
@@ -35,23 +32,17 @@ lint: .venv/dev  ## check the style
 
 docs: .venv/dev  ## refresh the diffs in the pages, check them, and build the site into site/
 	cog -r -P --verbosity=1 $(COG)
-	python tools/check_docs.py
-	PYTHONPATH=tools zensical build --strict --clean
+	python -m tools.pages.check_docs
+	PYTHONPATH=. zensical build --strict --clean
 
 cascade: .venv/dev  ## carry an uncommitted edit of FROM=singlegpu.py down the chain
-	python tools/cascade.py $(FROM)
+	python -m tools.chain.cascade $(FROM)
 
 chaos: .venv/run  ## inject faults into a training on three nodes: make chaos FAULTS=20 SEED=1
-	python tools/chaos.py $(FAULTS) $(if $(SEED),--seed $(SEED)) $(if $(filter local,$(DISKS)),--local-disks)
+	python -m tools.chain.chaos $(FAULTS) $(if $(SEED),--seed $(SEED)) $(if $(filter local,$(DISKS)),--local-disks)
 
 bench: .venv/bench  ## compare the speed with a bare loop, raw DDP, Accelerate and Fabric
 	python bench/epoch_time.py
-
-gpu: .venv/dev  ## on a machine with an NVIDIA GPU: run its tests, and compare pretrain.py with nanoGPT's loop
-	python bench/gpu.py $(if $(PEAK_TFLOPS),--peak_tflops $(PEAK_TFLOPS)) $(if $(LAYERS),--layers $(LAYERS))
-
-cost: .venv/run  ## measure what distributed training costs here, in about eight minutes
-	python bench/cost.py $(if $(ROUNDS),--rounds $(ROUNDS))
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -77,4 +68,4 @@ cost: .venv/run  ## measure what distributed training costs here, in about eight
 	$@/bin/python -m pip install --disable-pip-version-check aws-parallelcluster -c constraints.txt
 	@touch $@
 
-.PHONY: help run test path check long lint docs cascade chaos bench gpu cost
+.PHONY: help run test check long docs lint cascade bench chaos

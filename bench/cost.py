@@ -18,8 +18,8 @@ from measure import bus_bandwidth
 from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.append(str(ROOT / "tools" / "pages"))
-from charts import draw  # noqa: E402
+sys.path.append(str(ROOT))
+from tools.pages.charts import draw  # noqa: E402
 
 MEASURE = str(ROOT / "bench" / "measure.py")
 OUT = ROOT / "runs" / "cost"

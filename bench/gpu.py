@@ -1,4 +1,4 @@
-"""How fast gpt/pretrain.py trains on one GPU, beside nanoGPT's loop on the same model: make gpu
+"""How fast gpt/pretrain.py trains on one GPU, beside nanoGPT's loop on the same model: bench/gpu.py
 
 First, the tests that need a GPU. Then each variant trains two epochs in a process of its own, on as
 much of Python's own source code as they need. The second epoch counts, since the first compiles and
@@ -95,7 +95,7 @@ def benchmark(variants, options, batch_sizes, context, folder):
         output = None
         while output is None:
             if not sizes:
-                sys.exit("a batch of one does not fit in memory: try make gpu LAYERS=12")
+                sys.exit("a batch of one does not fit in memory: try --layers 12")
             print(f"{name}, batch size {sizes[0]} …", flush=True)
             write_text(text, pretrain.VAL_CHUNKS + STEPS * sizes[0], context)
             output = run([*command, "--batch_size", str(sizes[0])])
@@ -128,7 +128,7 @@ def main():
         sys.exit(f"{device} does not compute in bfloat16: use a newer GPU")
     peak_tflops = args.peak_tflops or PEAK_TFLOPS.get(device)
     if not peak_tflops:
-        sys.exit(f"look up the dense bfloat16 TFLOP/s of {device}, for make gpu PEAK_TFLOPS=…")
+        sys.exit(f"look up the dense bfloat16 TFLOP/s of {device}, for --peak_tflops")
     if torch.cuda.device_count() > 1:
         print(f"of {torch.cuda.device_count()} GPUs, the benchmark uses the first", flush=True)
     tests = subprocess.run([sys.executable, "-m", "pytest", "-n", "0", "-m", "gpu"], cwd=ROOT)

@@ -1,7 +1,7 @@
 """nanoGPT's training loop on one GPU, with the model and the arguments of gpt/pretrain.py
 
-Written after train.py of https://github.com/karpathy/nanoGPT, to compare the speed: make gpu. Its
-batches are random pieces of a text in memory, and there is no DDP. The model is not GPT-2's.
+Written after train.py of https://github.com/karpathy/nanoGPT: bench/gpu.py compares the speed.
+Its batches are random pieces of a text in memory, and there is no DDP. The model is not GPT-2's.
 """
 
 import sys

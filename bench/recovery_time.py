@@ -22,8 +22,8 @@ from pathlib import Path
 from torch.distributed import TCPStore
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.append(str(ROOT / "tools" / "pages"))
-from charts import draw  # noqa: E402
+sys.path.append(str(ROOT))
+from tools.pages.charts import draw  # noqa: E402
 
 TIMEOUT_S = 300
 # Runs a script in a process that tells what it has done so far. What each phase ends with is what

@@ -19,10 +19,10 @@ from pathlib import Path
 import forked
 import pytest
 import torch
-from steps import STEPS
 from torch import nn
 
 import singlegpu
+from tools.steps import STEPS
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = [STEPS[0].base, *(step.file for step in STEPS)]

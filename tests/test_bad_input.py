@@ -10,7 +10,6 @@ import subprocess
 import sys
 
 import pytest
-import steps
 import torch
 from helpers import (
     ROOT,
@@ -22,6 +21,7 @@ from helpers import (
 )
 
 import singlegpu
+from tools import steps
 
 RECIPES = [step.file for step in steps.RECIPES + steps.GPT]
 TP_SIZE = "--tp_size must be 1 or more, and divide both --n_head and --context"

@@ -1,13 +1,14 @@
-"""tools/check.py passes our own files, and fails each faulty one for its fault alone."""
+"""tools/judge/check.py passes our own files, and fails each faulty one for its fault alone."""
 
 import subprocess
 import sys
 
 import helpers
 import pytest
-from check import STAGES, explanation, judge, toy_task
-from faults import FAULTS
 from helpers import ROOT
+
+from tools.judge.check import STAGES, explanation, judge, toy_task
+from tools.judge.faults import FAULTS
 
 TASK = """
 import torch
@@ -30,8 +31,8 @@ def set_back(monkeypatch):
 
 
 def check(*arguments):
-    command = [sys.executable, ROOT / "tools" / "check.py", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+    command = [sys.executable, "-m", "tools.judge.check", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.long

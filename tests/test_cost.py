@@ -74,7 +74,7 @@ def test_figure_of_large_clusters_is_current(tmp_path, monkeypatch):
 @pytest.mark.long
 @needs_slurm
 def test_measurements():
-    """What `make cost` does, in one round instead of three; its figures depend on the machine."""
+    """What bench/cost.py does, in one round instead of three; its figures depend on the machine."""
     command = [sys.executable, ROOT / "bench" / "cost.py", "--rounds", "1"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1500)
     assert result.returncode == 0, result.stdout + result.stderr

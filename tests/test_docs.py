@@ -15,8 +15,9 @@ import threading
 from pathlib import Path
 
 import pytest
-import steps
 from helpers import ROOT, documented_errors
+
+from tools import steps
 
 BROWSER = next(filter(None, map(shutil.which, ["chromium", "google-chrome"])), None)
 TOOLS = Path(sys.executable).parent
@@ -29,7 +30,7 @@ def run(*command, folder=ROOT):
         cwd=folder,
         capture_output=True,
         text=True,
-        env=os.environ | {"PYTHONPATH": "tools", "PATH": f"{TOOLS}:{os.environ['PATH']}"},
+        env=os.environ | {"PYTHONPATH": ".", "PATH": f"{TOOLS}:{os.environ['PATH']}"},
     )
 
 
@@ -63,7 +64,7 @@ def test_pages_show_every_changed_line():
     )
     cog = run("sh", "-c", fresh)
     assert cog.returncode == 0, cog.stdout + cog.stderr
-    result = run(sys.executable, "tools/check_docs.py")
+    result = run(sys.executable, "-m", "tools.pages.check_docs")
     assert result.returncode == 0, result.stderr
     counts = [
         run("sh", "-c", f"diff -U0 {s.base} {s.file} | tail -n +3 | grep -c '^[+-].'").stdout
@@ -193,7 +194,7 @@ def test_what_is_wrong_is_named(copy, file, change, message):
     path = copy / file
     before = path.read_text()
     path.write_text(change(before))
-    result = run(sys.executable, "tools/check_docs.py", folder=copy)
+    result = run(sys.executable, "-m", "tools.pages.check_docs", folder=copy)
     if message is None:  # the copy itself is whole, so that it is the change that is found below
         assert result.returncode == 0, result.stderr
         return

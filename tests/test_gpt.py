@@ -24,8 +24,9 @@ from helpers import (
     patched,
     write_text,
 )
-from steps import GPT
 from torch.nn import functional
+
+from tools.steps import GPT
 
 OTHER_DATA = ("gpt/finetune.py", "gpt/tokens.py")
 NAMES = [step.file for step in GPT if step.file not in OTHER_DATA]

@@ -1,4 +1,4 @@
-"""make gpu and bench/measure.py, on a small model and the CPU: all but the GPU itself."""
+"""bench/gpu.py and bench/measure.py, on a small model and the CPU: all but the GPU itself."""
 
 import contextlib
 import itertools

@@ -195,7 +195,7 @@ def leave(terminal, *jobs):
 
 def by_hand(one, two, three):
     """Stages 1 to 6, with terminals as nodes."""
-    one.run("make run", ("make run", "python tools/run.py --no-slurm"))
+    one.run("make run", ("make run", "python -m tools.chain.run --no-slurm"))
     table = one.output
     one.run(". .venv/bin/activate")
     one.output = table
@@ -437,7 +437,7 @@ def on_slurm(one):
 
 def what_it_costs(one):
     """The formula, in which the page puts the figures of its measurements."""
-    one.reader.next("sh", "make cost")  # `make long` does that: tests/test_cost.py
+    one.reader.next("sh", "python bench/cost.py")  # `make long` does that: tests/test_cost.py
     one.run("python bench/formula.py")
     one.shows_next()
     one.shows_next()

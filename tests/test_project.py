@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import steps
 from helpers import (
     ROOT,
     documented_error,
@@ -16,6 +15,8 @@ from helpers import (
     reference_run,
     weights_and_momentum,
 )
+
+from tools import steps
 
 RECIPES = steps.RECIPES + steps.PREEMPTIBLE_RECIPES + steps.ELASTIC_RECIPES
 SCRIPT_STEPS = steps.STEPS + RECIPES + steps.GPT
@@ -44,7 +45,8 @@ def test_steps_are_short(step):
 @pytest.mark.long
 def test_make_run_trains_with_every_stage():
     output = subprocess.run(
-        [sys.executable, ROOT / "tools" / "run.py", "10", "2", "--no-slurm"],
+        [sys.executable, "-m", "tools.chain.run", "10", "2", "--no-slurm"],
+        cwd=ROOT,
         capture_output=True,
         text=True,
     )
@@ -98,7 +100,7 @@ def copy(tmp_path):
 
 
 def cascade(folder, file):
-    command = [sys.executable, folder / "tools" / "cascade.py", file]
+    command = [sys.executable, "-m", "tools.chain.cascade", file]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 

@@ -18,11 +18,11 @@ from helpers import (
     reference_run,
     weights_and_momentum,
 )
-from steps import RECIPES
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
 import singlegpu
+from tools.steps import RECIPES
 
 NAMES = [step.file for step in RECIPES]
 OPTIONS = {"recipes/mixed_precision.py": "--dtype float16"}

@@ -1,6 +1,6 @@
 """Draws what runs measured, from measured.json, into docs/assets/: charts.py
 
-`make run`, `make cost` and bench/recovery_time.py draw what they measure into runs/ with the same
+`make run`, bench/cost.py and bench/recovery_time.py draw what they measure into runs/ with the same
 functions, and write the figures beside it, as JSON. To show those, copy them into measured.json.
 """
 
@@ -10,7 +10,7 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
-from picture import Picture, scale
+from tools.pages.picture import Picture, scale
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "bench"))

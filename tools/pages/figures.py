@@ -5,15 +5,16 @@ Their orders and values do not depend on the machine, so that a test can compare
 
 from contextlib import nullcontext
 
-import ranks
 import torch
 import torch.distributed as dist
-from picture import Picture
-from ranks import BLOCKS, RANKS
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader, DistributedSampler
+
+from tools.pages import ranks
+from tools.pages.picture import Picture
+from tools.pages.ranks import BLOCKS, RANKS
 
 CELL = 18
 

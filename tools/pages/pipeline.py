@@ -7,11 +7,12 @@ the share of the time in which the ranks are idle.
 
 import time
 
-import ranks
 import torch.distributed as dist
-from picture import Picture, scale
-from ranks import RANKS
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+from tools.pages import ranks
+from tools.pages.picture import Picture, scale
+from tools.pages.ranks import RANKS
 
 MICRO_BATCHES = 8
 SECONDS = {"forward": 0.02, "backward": 0.04}

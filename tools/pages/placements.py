@@ -4,12 +4,13 @@ Each script trains for one step. After it, every rank tells which part it has of
 gradient and of its optimizer state, and which samples and times each of its blocks has seen.
 """
 
-import ranks
 import torch
 import torch.distributed as dist
-from picture import Picture
-from ranks import BATCH_SIZE, BLOCKS, CONTEXT, RANKS
 from torch.distributed.tensor import DTensor, distribute_tensor
+
+from tools.pages import ranks
+from tools.pages.picture import Picture
+from tools.pages.ranks import BATCH_SIZE, BLOCKS, CONTEXT, RANKS
 
 SCRIPTS = {
     "pretrain": "",

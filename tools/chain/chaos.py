@@ -22,7 +22,8 @@ import time
 from pathlib import Path
 
 import torch
-from steps import ROOT
+
+from tools.steps import ROOT
 
 POSITION = re.compile(r"epoch (\d+) \+ (\d+) samples")
 NODES = ("node1", "node2", "node3")
@@ -308,8 +309,9 @@ def main():
         os.chdir(folder)
         inside(args)
     prepare(folder)
-    command = [ROOT / "slurm" / "pocket-cluster", "-n", "3", "-g", "1", sys.executable, __file__]
-    sys.exit(subprocess.call([*command, *sys.argv[1:], "--seed", str(args.seed), "--inside"]))
+    cluster = [ROOT / "slurm" / "pocket-cluster", "-n", "3", "-g", "1"]
+    command = [*cluster, sys.executable, "-m", "tools.chain.chaos", *sys.argv[1:]]
+    sys.exit(subprocess.call([*command, "--seed", str(args.seed), "--inside"]))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
-"""Faulty versions of the stages: python tools/faults.py 3 > broken.py writes the third.
+"""Faulty versions of the stages: python -m tools.judge.faults 3 > broken.py writes the third.
 
 Each is a file of the series with a small edit, such as beginners make. The first ten are what
-docs/faults.md asks about. All of them prove tools/check.py: see tests/test_check.py.
+docs/faults.md asks about. All of them prove tools/judge/check.py: see tests/test_check.py.
 """
 
 import sys
 import textwrap
 from typing import NamedTuple
 
-from fences import python_units
-from steps import ROOT
+from tools.pages.fences import python_units
+from tools.steps import ROOT
 
 
 class Fault(NamedTuple):
@@ -311,5 +311,5 @@ def write_page(number):
 if __name__ == "__main__":
     numbers = [str(number) for number in range(1, 11)]
     if sys.argv[1:2] not in [[number] for number in numbers]:
-        sys.exit("name one of the scripts 1 to 10: python tools/faults.py 3 > broken.py")
+        sys.exit("name one of the scripts 1 to 10: python -m tools.judge.faults 3 > broken.py")
     print(FAULTS[int(sys.argv[1]) - 1].source(), end="")

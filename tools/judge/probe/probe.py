@@ -1,4 +1,4 @@
-"""Writes down what each process of a training does, for tools/check.py.
+"""Writes down what each process of a training does, for tools/judge/check.py.
 
 Each process writes a line of JSON per event into a file of its own in the folder PROBE_FOLDER. At
 its step PROBE_STEP, counted from 0, the rank PROBE_RANK sends itself the signal PROBE_SIGNAL, once;

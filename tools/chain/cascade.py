@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 
-from steps import ALL, ROOT, STEPS, sizes
+from tools.steps import ALL, ROOT, STEPS, sizes
 
 
 def git(*arguments):

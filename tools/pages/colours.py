@@ -7,12 +7,13 @@ each fence that cog fills its file and unit, and appends the whole files to the 
 import re
 from html import escape
 
-from fences import marked_units
 from markdown import Extension
 from markdown.preprocessors import Preprocessor
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
+
+from tools.pages.fences import marked_units
 
 TAGS = {"+": "ins", "-": "del", " ": "span"}
 COG_FENCE = r'<!-- \[\[\[cog fence\("(.+)", "(.+)"\) \]\]\] -->\n```'

@@ -12,8 +12,8 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from fences import DOCUMENTED, block, changed_units
-from steps import ALL, ROOT, STEPS
+from tools.pages.fences import DOCUMENTED, block, changed_units
+from tools.steps import ALL, ROOT, STEPS
 
 COG = re.compile(r'<!-- \[\[\[cog fence\("(.+)", "(.+)"\) \]\]\] -->')
 END = "<!-- [[[end]]] -->"

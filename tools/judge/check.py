@@ -20,8 +20,8 @@ from json import loads
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
-PROBE = ROOT / "tools" / "probe"
+ROOT = Path(__file__).resolve().parents[2]
+PROBE = ROOT / "tools" / "judge" / "probe"
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(PROBE)]
 
 import helpers  # noqa: E402

@@ -12,7 +12,7 @@ import difflib
 import functools
 import re
 
-from steps import ALL, JOB_STEPS, ROOT, STEPS, Step
+from tools.steps import ALL, JOB_STEPS, ROOT, STEPS, Step
 
 WHOLE = (
     STEPS[0].base,

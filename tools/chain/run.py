@@ -16,10 +16,9 @@ import sys
 import threading
 
 import torch
-from steps import ROOT, STEPS, changed_lines
 
-sys.path.append(str(ROOT / "tools" / "pages"))
-from charts import draw, read_elastic
+from tools.pages.charts import draw, read_elastic
+from tools.steps import ROOT, STEPS, changed_lines
 
 SLURM = ("slurm-wlm", "munge", "iproute2")
 
