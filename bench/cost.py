@@ -13,13 +13,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import matplotlib
-from formula import ETHERNET, H100, all_reduce, efficiency, step
-from matplotlib.figure import Figure
+from formula import all_reduce, step
 from measure import bus_bandwidth
 from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "tools" / "pages"))
+from charts import draw  # noqa: E402
+
 MEASURE = str(ROOT / "bench" / "measure.py")
 OUT = ROOT / "runs" / "cost"
 LINKS = {"no limit": None, "100 Mbit/s": 100e6 / 8, "20 Mbit/s": 20e6 / 8}  # bytes per second
@@ -28,9 +29,6 @@ FITTED = [(1, 4, "no limit"), (4, 1, "100 Mbit/s")]
 BUCKETS = 2  # that DDP makes of 3.3 MB: 1 MiB, and the rest
 BATCH_SIZE = 24  # of the scaling runs: divisible by 1, 2, 3 and 4
 SCALING_HEADS = [2, 4]
-# Legible on light and on dark pages, as in tools/curve.py.
-GREY, BLUE, YELLOW, RED, GREEN = "#6e7781", "#2f81f7", "#d4a72c", "#da3633", "#2da44e"
-COLORS = [BLUE, YELLOW, RED, GREEN]
 
 
 def run(command, arguments):
@@ -191,81 +189,36 @@ def print_phases(scaling, slow):
         print(f"{phase:<24}{cells}")
 
 
-def draw(filename, plot, legend_below=False, **labels):
-    colors = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
-    style = dict.fromkeys(colors, GREY) | {"font.size": 12}
-    style |= {"svg.hashsalt": "", "svg.fonttype": "none"}
-    with matplotlib.rc_context(style):
-        figure = Figure(figsize=(5.4, 3.6), layout="constrained")
-        axes = figure.subplots()
-        plot(axes)
-        axes.set(**labels)
-        axes.spines[["top", "right"]].set_visible(False)
-        if legend_below:
-            figure.legend(frameon=False, loc="outside lower center", ncols=2)
-        else:
-            axes.legend(frameon=False)
-        figure.savefig(OUT / filename, transparent=True, metadata={"Date": None})
-
-
 def draw_network(placements):
-    def plot(axes):
-        shown = [place for place in placements if place[0] in (1, 4)]
-        for place, color in zip(shown, COLORS, strict=True):
-            runs = placements[place]
-            sizes = [int(size) for size in runs[0]["all_reduce"]]
-            bandwidths = [
-                bus_bandwidth(size, median_all_reduce(runs, str(size)), 4) * 8 / 1e6
-                for size in sizes
-            ]
-            axes.loglog(sizes, bandwidths, color, marker="o", label=name(place))
-
-    draw("network.svg", plot, xlabel="bytes", ylabel="bus bandwidth, Mbit/s")
+    bandwidths = {
+        name(place): {
+            size: bus_bandwidth(int(size), median_all_reduce(runs, size), 4) * 8 / 1e6
+            for size in runs[0]["all_reduce"]
+        }
+        for place, runs in placements.items()
+        if place[0] in (1, 4)
+    }
+    draw("cost_network", bandwidths, OUT)
 
 
 def draw_placements(placements, predict):
-    def plot(axes):
-        for i, (nodes, ranks) in enumerate(PLACEMENTS):
-            for x, link in enumerate(LINKS):
-                runs = placements[nodes, ranks, link if nodes > 1 else "no limit"]
-                label = f"{nodes} x {ranks}" if x == 0 else None
-                axes.bar(x + (i - 1) * 0.27, median_step(runs), 0.25, color=COLORS[i], label=label)
-        for x, link in enumerate(LINKS):
-            label = "formula" if x == 0 else None
-            axes.hlines(predict(link), x - 0.14, x + 0.42, GREY, lw=3, label=label)
-        axes.set_xticks(range(len(LINKS)), LINKS)
-
-    draw("placement.svg", plot, ylabel="seconds per step")
+    steps = {
+        f"{nodes} x {ranks}": [
+            median_step(placements[nodes, ranks, link if nodes > 1 else "no limit"])
+            for link in LINKS
+        ]
+        for nodes, ranks in PLACEMENTS
+    }
+    formula = [predict(link) for link in LINKS]
+    draw("cost_placement", {"links": list(LINKS), "steps": steps, "formula": formula}, OUT)
 
 
 def draw_scaling(scaling):
-    def plot(axes):
-        for (label, efficiencies, _), color in zip(scaling_rows(scaling), COLORS, strict=True):
-            speedups = [n * e for n, e in zip(scaling, efficiencies, strict=True)]
-            axes.plot(list(scaling), speedups, color, marker="o", label=label)
-        axes.plot(list(scaling), list(scaling), GREY, ls="--", label="ideal")
-
-    draw("scaling.svg", plot, xlabel="ranks", ylabel="speed-up", xticks=list(scaling))
-
-
-def draw_clusters():
-    gpus = [2**n for n in range(3, 15)]
-
-    def plot(axes):
-        clusters = (("HSDP", H100, "-"), ("FSDP", H100, ":"), ("HSDP", ETHERNET, "--"))
-        for sharding, hardware, style in clusters:
-            axes.plot([], [], GREY, ls=style, label=f"{sharding}, {hardware.name}")
-        for sharding, hardware, style in clusters:
-            hsdp = sharding == "HSDP"
-            for tokens, color in ((1e6, YELLOW), (4e6, BLUE), (16e6, RED)):
-                shares = [efficiency(hardware, n, 8e9, tokens, hsdp) for n in gpus]
-                label = f"{tokens / 1e6:.0f} M tokens" if style == "-" else None
-                axes.plot(gpus, shares, color, ls=style, label=label)
-
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(gpus[::3], [f"{n:,}" for n in gpus[::3]])
-
-    draw("clusters.svg", plot, legend_below=True, xlabel="GPUs", ylabel="efficiency")
+    speedups = {
+        label: [n * e for n, e in zip(scaling, efficiencies, strict=True)]
+        for label, efficiencies, _ in scaling_rows(scaling)
+    }
+    draw("cost_scaling", speedups, OUT)
 
 
 def main():
@@ -282,7 +235,7 @@ def main():
     print_scaling(scaling)
     print_phases(scaling, slow)
     draw_scaling(scaling)
-    draw_clusters()
+    draw("cost_clusters", None, OUT)
     if placements:
         print_network(placements)
         predict = fit(placements)

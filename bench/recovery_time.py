@@ -2,7 +2,7 @@
 
 Each process is a node of its own: under torchrun with its default settings, under torchrun with
 those of docs/elastic_ddp.md, and with recipes/regroup.py, in turn: recovery_time.py 10
-Draws the medians, by phase: --svg docs/assets/recovery.svg
+Draws the medians, by phase: runs/recovery.svg
 """
 
 import argparse
@@ -19,10 +19,12 @@ import time
 import uuid
 from pathlib import Path
 
-from figures import Picture
 from torch.distributed import TCPStore
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "tools" / "pages"))
+from charts import draw  # noqa: E402
+
 TIMEOUT_S = 300
 # Runs a script in a process that tells what it has done so far. What each phase ends with is what
 # both survivors have printed by then.
@@ -54,7 +56,6 @@ RESTART_PHASES = {
     "group and first step": "step done",
 }
 REGROUP_PHASES = {"failure noticed": "leaves the group", "group and first step": "step done"}
-LOOKS = dict(zip(RESTART_PHASES, "dbca", strict=True))
 FAST_CONF = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=5"
 
 
@@ -172,36 +173,9 @@ def start_coordinator():
     return process, port
 
 
-def draw(medians, path):
-    """Draws the phases of each way on a time axis, which begins with the kill."""
-    picture = Picture(400, 202, "What happens after a kill, in seconds")
-    left = 150
-    longest = max(sum(seconds.values()) for seconds in medians.values())
-    pixels = 206 / longest
-    for row, (name, seconds) in enumerate(medians.items()):
-        top = 6 + 30 * row
-        start = left
-        picture.text(4, top + 16, name)
-        for phase, duration in seconds.items():
-            picture.box(start, top, duration * pixels, 22, LOOKS[phase])
-            start += duration * pixels
-        picture.text(start + 6, top + 16, f"{sum(seconds.values()):.2g}")
-    picture.arrow_right(left, 108, 242)
-    for second in range(0, int(longest) + 1, 10):
-        picture.path(f"M{left + second * pixels:.1f} 105 v6")
-        picture.text(left + second * pixels, 128, second, "")
-    picture.text(270, 146, "seconds since the kill", "")
-    for place, (phase, look) in enumerate(LOOKS.items()):
-        column, row = place % 2, place // 2
-        picture.box(4 + 200 * column, 154 + 24 * row, 18, 18, look)
-        picture.text(30 + 200 * column, 168 + 24 * row, phase)
-    picture.save(path)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("rounds", nargs="?", type=int, default=10)
-    parser.add_argument("--svg", type=Path, default=Path("runs/recovery.svg"), help="where to draw")
     args = parser.parse_args()
     if args.rounds < 1:
         parser.error("rounds must be 1 or more")
@@ -224,8 +198,7 @@ def main():
         medians[way.name] = dict(zip(way.phases, by_phase, strict=True))
         for phase, median in medians[way.name].items():
             print(f"  {median:6.2f} s  {phase}")
-    args.svg.parent.mkdir(exist_ok=True)
-    draw(medians, args.svg)
+    draw("recovery", medians, ROOT / "runs")
 
 
 if __name__ == "__main__":

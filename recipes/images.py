@@ -1,17 +1,16 @@
-"""Train on images until a signal, and resume there, with the same command on each node:
+"""Train on images and evaluate, with the same command on each node (HOST is one of them):
 
     torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=HOST:29400 \
         recipes/images.py 50 10
 
 Trains for 50 epochs and saves a snapshot every 10. Started again, it resumes from the snapshot;
 to start afresh, delete the file or name another one with --snapshot_path.
-To train your own model, replace ConvNet, load_images and the lines of main that call them.
+To train your own model, replace ConvNet, Digits and the lines of main that build them.
 """
 
 import argparse
 import os
 import random
-import signal
 import socket
 import sys
 import time
@@ -22,14 +21,7 @@ import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.distributed.elastic.multiprocessing.errors import record
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    DistributedSampler,
-    Subset,
-    TensorDataset,
-    random_split,
-)
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset, random_split
 from tqdm import tqdm
 
 
@@ -52,11 +44,19 @@ class ConvNet(nn.Module):
         return self.net2(outputs.flatten(1))
 
 
-def load_images():
-    """Returns 1797 images of handwritten digits, with 8 x 8 pixels of 0 to 1, and their classes."""
-    digits = load_digits()
-    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
-    return TensorDataset(images, torch.tensor(digits.target))
+class Digits(Dataset):
+    """1797 images of handwritten digits, with 8 x 8 pixels of 0 to 1, each with its class."""
+
+    def __init__(self):
+        digits = load_digits()
+        self.inputs = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
+        self.targets = torch.tensor(digits.target)
+
+    def __len__(self):
+        return len(self.inputs)
+
+    def __getitem__(self, index):
+        return self.inputs[index], self.targets[index]
 
 
 class RandomShift(Dataset):
@@ -78,24 +78,12 @@ class RandomShift(Dataset):
         return F.pad(image, (1, 1, 1, 1))[:, top : top + 8, left : left + 8], target
 
 
-class ResumableSampler(DistributedSampler):
-    """Yields this rank's shard of an epoch, from sample `samples_run` on, as (epoch, index)."""
-
-    def set_position(self, epoch, samples_run):
-        self.epoch = epoch
-        self.samples_run = samples_run
+class EpochSampler(DistributedSampler):
+    """Yields this rank's shard of the samples of an epoch, each as (epoch, index)."""
 
     def __iter__(self):
-        generator = torch.Generator().manual_seed(self.seed + self.epoch)
-        order = torch.randperm(len(self.dataset), generator=generator)
-        for start in range(self.samples_run, len(order), self.num_replicas):
-            index = order[(start + self.rank) % len(order)].item()  # at the end: the first again
+        for index in super().__iter__():
             yield self.epoch, index
-
-
-def start_own_session(worker_id):
-    """Keeps signals from a data worker: torchrun sends them to the rank's whole process group."""
-    os.setsid()
 
 
 class Trainer:
@@ -103,7 +91,6 @@ class Trainer:
 
     A snapshot holds all that is needed to resume: the state_dicts of `model` and `optimizer`, and
     `epochs_run`, the number of completed epochs and so the index of the next one.
-    Of that next epoch, the first `samples_run` samples are trained already, with mean loss `loss`.
     """
 
     def __init__(self, model, train_loader, val_loader, loss_fn, optimizer, device, args):
@@ -115,34 +102,17 @@ class Trainer:
         self.device = device
         self.args = args
         self.epochs_run = 0
-        self.samples_run = 0
-        self.steps = 0
-        self.stop_requested = False
-        self.rng = torch.default_generator  # that dropout draws from
-        if device.type == "cuda":
-            self.rng = torch.cuda.default_generators[device.index]
         self.total_loss = torch.zeros((), device=device)  # of the epoch's samples so far
         if os.path.exists(args.snapshot_path):
             self._load_snapshot(args.snapshot_path)
         self._agree_on_start()
         self.model = nn.parallel.DistributedDataParallel(model)
         self.is_main = dist.get_rank() == 0  # this process logs and saves
-        for signum in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(signum, self._request_stop)
-
-    def _request_stop(self, signum, frame):
-        self.stop_requested = True
-
-    def _any_rank_stops(self):
-        """Returns whether a signal has reached any of the ranks. All of them must call it."""
-        stop = torch.tensor(int(self.stop_requested), device=self.device)
-        dist.all_reduce(stop, dist.ReduceOp.MAX)
-        return bool(stop)
 
     def _agree_on_start(self):
         """Exits if the ranks start at different epochs: not all nodes have the newest snapshot."""
         starts = [None] * dist.get_world_size()
-        dist.all_gather_object(starts, (self.epochs_run, self.samples_run))
+        dist.all_gather_object(starts, self.epochs_run)
         if len(set(starts)) > 1:
             sys.exit(f"ranks start at epochs {starts}: use a shared disk, or copy the snapshot")
 
@@ -152,35 +122,22 @@ class Trainer:
         loss.backward()
         self.optimizer.step()
         self.total_loss += loss.detach() * len(inputs)
-        self.samples_run += len(inputs) * dist.get_world_size()
 
     def _run_epoch(self, epoch):
-        """Trains the rest of an epoch and sets `self.loss` to its mean loss per sample."""
+        """Trains one epoch and sets `self.loss` to its mean loss per sample."""
         # Seeding by epoch gives a resumed run the same sample order and dropout as an unbroken one.
-        self.train_loader.sampler.set_position(epoch, self.samples_run)
+        self.train_loader.sampler.set_epoch(epoch)
         torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
         for inputs, targets in self.train_loader:
-            position = epoch * len(self.train_loader.dataset) + self.samples_run
-            self.rng.manual_seed(self.args.seed + position + dist.get_rank())
             inputs = inputs.to(self.device, non_blocking=True)
             targets = targets.to(self.device, non_blocking=True)
             self._run_batch(inputs, targets)
-            self.steps += 1
-            stop = self.steps % 10 == 0 and self._any_rank_stops()  # too slow for every step
-            save = self.steps % self.args.save_every_steps == 0
-            if stop or (save and self.samples_run < len(self.train_loader.dataset)):
-                self.loss = self._mean_loss()
-                self._save_snapshot()
-            if stop:
-                dist.barrier()  # no rank ends before rank 0 has saved
-                sys.exit("stopped by a signal")
         self.loss = self._mean_loss()
 
     def _mean_loss(self):
         """Returns the mean loss per sample of the epoch so far."""
-        total_loss = self.total_loss.clone()
-        dist.all_reduce(total_loss)  # the sum over all ranks
-        return total_loss.item() / self.samples_run
+        dist.all_reduce(self.total_loss)  # the sum over all ranks
+        return self.total_loss.item() / self.train_loader.sampler.total_size
 
     @torch.no_grad()
     def _evaluate(self):
@@ -208,8 +165,6 @@ class Trainer:
             "model": self.model.module.state_dict(),  # without the DDP wrapper
             "optimizer": self.optimizer.state_dict(),
             "epochs_run": self.epochs_run,
-            "samples_run": self.samples_run,
-            "loss": self.loss,
         }
         path = self.args.snapshot_path
         tmp_path = f"{path}.tmp"
@@ -221,8 +176,7 @@ class Trainer:
             os.replace(tmp_path, path)  # atomic: `path` is always a complete snapshot
         except (OSError, RuntimeError) as error:
             sys.exit(f"cannot save {path}: disk full, or file used by another run? {error}")
-        position = f"epoch {self.epochs_run} + {self.samples_run} samples"
-        self._log(f"{position} | loss {self.loss:.4g} | saved {path}")
+        self._log(f"epoch {self.epochs_run} | loss {self.loss:.4g} | saved {path}")
 
     def _load_snapshot(self, path):
         try:
@@ -230,9 +184,6 @@ class Trainer:
             self.model.load_state_dict(snapshot["model"])
             self.optimizer.load_state_dict(snapshot["optimizer"])
             self.epochs_run = snapshot["epochs_run"]
-            self.samples_run = snapshot.get("samples_run", 0)
-            self.loss = snapshot.get("loss", 0.0)
-            self.total_loss.fill_(self.loss * self.samples_run / dist.get_world_size())
         except Exception as error:
             sys.exit(f"cannot load {path}: move it or set another --snapshot_path\n{error!r}")
 
@@ -256,10 +207,8 @@ class Trainer:
             self._run_epoch(epoch)
             progress.set_postfix(loss=f"{self.loss:.4g}")
             self.epochs_run = epoch + 1
-            self.samples_run = 0
             self.total_loss.zero_()
-            save = self.steps % self.args.save_every_steps == 0  # due in the epoch's last step
-            if save or self.epochs_run % self.args.save_every == 0 or self.epochs_run == total:
+            if self.epochs_run % self.args.save_every == 0 or self.epochs_run == total:
                 self._save_snapshot()
                 self._evaluate()
 
@@ -268,7 +217,6 @@ def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("total_epochs", nargs="?", type=int, default=50)
     parser.add_argument("save_every", nargs="?", type=int, default=10, help="epochs per snapshot")
-    parser.add_argument("--save_every_steps", type=int, default=100, help="steps per snapshot")
     parser.add_argument("--batch_size", type=int, default=32, help="per device")
     parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
     parser.add_argument("--snapshot_path", default="snapshot.pt")
@@ -278,8 +226,6 @@ def parse_args():
         parser.error("start this script with torchrun, as its first lines show")
     if min(args.total_epochs, args.save_every, args.batch_size) < 1 or args.num_workers < 0:
         parser.error("epochs and batch size must be 1 or more, --num_workers 0 or more")
-    if args.save_every_steps < 1:
-        parser.error("--save_every_steps must be 1 or more")
     if not os.access(os.path.dirname(args.snapshot_path) or ".", os.W_OK):
         parser.error(f"cannot write {args.snapshot_path}: create its folder, or set another path")
     return args
@@ -301,31 +247,25 @@ def main(args):
         dist.init_process_group("gloo")
     torch.manual_seed(args.seed)
     generator = torch.Generator().manual_seed(0)  # the same split for every --seed
-    train_set, val_set = random_split(load_images(), [1438, 359], generator)
+    train_set, val_set = random_split(Digits(), [1438, 359], generator)
     dataset = RandomShift(train_set, args.seed)
     model = ConvNet().to(device)
     if device.type == "cuda":  # on CPUs, torch has no SyncBatchNorm
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     loss_fn = nn.CrossEntropyLoss()
-    sampler = ResumableSampler(dataset, seed=args.seed)
+    sampler = EpochSampler(dataset, seed=args.seed)
     train_loader = DataLoader(
         dataset,
         args.batch_size,
         sampler=sampler,
         num_workers=args.num_workers,
         persistent_workers=args.num_workers > 0,
-        worker_init_fn=start_own_session,
         pin_memory=device.type == "cuda",
     )
     # Each sample on exactly one rank: a DistributedSampler would repeat some.
     val_shard = Subset(val_set, range(dist.get_rank(), len(val_set), dist.get_world_size()))
-    val_loader = DataLoader(
-        val_shard,
-        args.batch_size,
-        num_workers=args.num_workers,
-        worker_init_fn=start_own_session,
-    )
+    val_loader = DataLoader(val_shard, args.batch_size, num_workers=args.num_workers)
     Trainer(model, train_loader, val_loader, loss_fn, optimizer, device, args).train()
     time.sleep(0.1)  # or gloo may abort at exit (pytorch#190489)
     dist.destroy_process_group()

@@ -77,7 +77,9 @@ class Trainer:
         self.start_time = time.perf_counter()  # of the steps that are logged next
         self.data_seconds = 0.0  # of these, waiting for data
         if self.is_main:
-            self.writer = SummaryWriter(f"{args.snapshot_path}.logs", purge_step=self.steps_run + 1)
+            log_dir = f"{args.snapshot_path}.logs"
+            # Drops what a killed run has logged after its last snapshot.
+            self.writer = SummaryWriter(log_dir, purge_step=self.steps_run + 1)
 
     def _agree_on_start(self):
         """Exits if the ranks start at different epochs: not all nodes have the newest snapshot."""

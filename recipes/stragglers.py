@@ -83,7 +83,9 @@ class Trainer:
         self.nodes = [None] * dist.get_world_size()
         dist.all_gather_object(self.nodes, socket.gethostname())
         if self.is_main:
-            self.writer = SummaryWriter(f"{args.snapshot_path}.logs", purge_step=self.steps_run + 1)
+            log_dir = f"{args.snapshot_path}.logs"
+            # Drops what a killed run has logged after its last snapshot.
+            self.writer = SummaryWriter(log_dir, purge_step=self.steps_run + 1)
 
     def _agree_on_start(self):
         """Exits if the ranks start at different epochs: not all nodes have the newest snapshot."""

@@ -1,4 +1,4 @@
-"""Train, logging to TensorBoard, with the same command on each node (HOST is one of them):
+"""Train on several nodes, with the same command on each (HOST is the name of one of them):
 
     torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=HOST:29400 \
         recipes/tensorboard_logging.py 50 10
@@ -72,6 +72,10 @@ class Trainer:
         self._agree_on_start()
         self.model = nn.parallel.DistributedDataParallel(model)
         self.is_main = dist.get_rank() == 0  # this process logs and saves
+        if self.is_main:
+            log_dir = f"{args.snapshot_path}.logs"
+            # Drops what a killed run has logged after its last snapshot.
+            self.writer = SummaryWriter(log_dir, purge_step=self.epochs_run + 1)
 
     def _agree_on_start(self):
         """Exits if the ranks start at different epochs: not all nodes have the newest snapshot."""
@@ -102,6 +106,16 @@ class Trainer:
         """Returns the mean loss per sample of the epoch so far."""
         dist.all_reduce(self.total_loss)  # the sum over all ranks
         return self.total_loss.item() / self.train_loader.sampler.total_size
+
+    def _log_metrics(self):
+        metrics = {
+            "loss": self.loss,
+            "learning_rate": self.optimizer.param_groups[0]["lr"],
+        }
+        if self.is_main:
+            for name, value in metrics.items():
+                self.writer.add_scalar(name, value, self.epochs_run)
+            self.writer.flush()  # before the snapshot, after which nothing is logged again
 
     def _save_snapshot(self):
         if not self.is_main:
@@ -147,23 +161,12 @@ class Trainer:
         epochs = range(self.epochs_run, total)
         # With disable=None, tqdm shows the bar on a terminal only.
         progress = tqdm(epochs, unit="epoch", disable=None if self.is_main else True)
-        run_dir = os.path.join(self.args.log_dir, os.path.basename(self.args.snapshot_path))
-        # Drops what a killed run has logged after its last snapshot.
-        writer = SummaryWriter(run_dir, purge_step=self.epochs_run + 1) if self.is_main else None
         for epoch in progress:
-            start_time = time.perf_counter()
             self._run_epoch(epoch)
             progress.set_postfix(loss=f"{self.loss:.4g}")
             self.epochs_run = epoch + 1
             self.total_loss.zero_()
-            if writer:
-                seconds = time.perf_counter() - start_time
-                samples_per_second = len(self.train_loader.dataset) / seconds
-                lr = self.optimizer.param_groups[0]["lr"]
-                writer.add_scalar("loss", self.loss, self.epochs_run)
-                writer.add_scalar("learning_rate", lr, self.epochs_run)
-                writer.add_scalar("samples_per_second", samples_per_second, self.epochs_run)
-                writer.flush()  # before the snapshot, after which nothing is logged again
+            self._log_metrics()
             if self.epochs_run % self.args.save_every == 0 or self.epochs_run == total:
                 self._save_snapshot()
 
@@ -174,7 +177,6 @@ def parse_args():
     parser.add_argument("save_every", nargs="?", type=int, default=10, help="epochs per snapshot")
     parser.add_argument("--batch_size", type=int, default=32, help="per device")
     parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
-    parser.add_argument("--log_dir", default="logs", help="for TensorBoard")
     parser.add_argument("--snapshot_path", default="snapshot.pt")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()

@@ -31,8 +31,10 @@ def test_steps_are_short(step):
     tables = []
     if step in steps.STEPS:
         tables = [("README.md", f"`{step.file}`"), ("docs/index.md", f"]({page}) |")]
-    elif step in SCRIPT_STEPS:
-        tables = [(f"docs/{Path(step.file).parent}/index.md", f"]({page}) |")]
+    elif step in RECIPES:
+        tables = [("docs/recipes/index.md", f"[`{Path(step.file).name}`](")]
+    elif step in steps.GPT:
+        tables = [("docs/gpt/index.md", f"]({page}) |")]
     for table, first_cell in tables:
         rows = (ROOT / table).read_text().splitlines()
         row = next(row for row in rows if row.startswith("|") and first_cell in row)
@@ -126,9 +128,9 @@ def test_cascade_goes_round_a_conflict(copy):
     result = cascade(copy, "singlegpu.py")
     assert result.returncode == 1
     assert result.stderr == (
-        "cascade: conflict in recipes/images.py: resolve the marked lines\n"
         "cascade: conflict in gpt/gpt.py: resolve the marked lines, "
         "then run: make cascade FROM=gpt/gpt.py\n"
+        "cascade: conflict in recipes/images.py: resolve the marked lines\n"
         "cascade: conflict in recipes/fsdp.py: resolve the marked lines\n"
     )
     left_out = ["gpt/gpt.py", "recipes/fsdp.py", "recipes/images.py"]

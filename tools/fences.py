@@ -18,7 +18,6 @@ WHOLE = (
     STEPS[0].base,
     JOB_STEPS[0].base,
     "recipes/coordinator.py",
-    "recipes/pack_files.py",
 )
 START = [Step(None, file, 0) for file in WHOLE]
 DOCUMENTED = START + ALL

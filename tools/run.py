@@ -16,8 +16,10 @@ import sys
 import threading
 
 import torch
-from curve import draw
 from steps import ROOT, STEPS, changed_lines
+
+sys.path.append(str(ROOT / "tools" / "pages"))
+from charts import draw, read_elastic
 
 SLURM = ("slurm-wlm", "munge", "iproute2")
 
@@ -117,7 +119,7 @@ def elastic(gpus, epochs):
     environment = "RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 GROUP_RANK=0 MASTER_ADDR=localhost MASTER_PORT="
     arguments = f"{script} {epochs} --save_every_steps 8 --snapshot_path runs/elastic_ddp-plain.pt"
     plain = run(f"{environment}{free_port()} python {arguments}", show="^$")
-    draw(log, plain, ROOT / "runs" / "elastic_ddp.svg")
+    draw("elastic_ddp", read_elastic(log, plain), ROOT / "runs")
     print("Its loss beside that of the last command: runs/elastic_ddp.svg")
     print("All output of the nodes: runs/elastic_ddp.log")
     return log

@@ -33,15 +33,15 @@ RECIPES = [
     Step("multinode.py", "recipes/mixed_precision.py", 20),
     Step("multinode.py", "recipes/gradient_accumulation.py", 24),
     Step("multinode.py", "recipes/evaluate.py", 38),
+    Step("recipes/evaluate.py", "recipes/images.py", 74),
     Step("multinode.py", "recipes/tensorboard_logging.py", 18),
-    Step("multinode.py", "recipes/monitor.py", 45),
+    Step("recipes/tensorboard_logging.py", "recipes/monitor.py", 40),
     Step("recipes/monitor.py", "recipes/stragglers.py", 40),
     Step("multinode.py", "recipes/profiler.py", 16),
     Step("multinode.py", "recipes/verify.py", 35),
     Step("multinode.py", "recipes/fsdp.py", 52),
 ]
 PREEMPTIBLE_RECIPES = [
-    Step("preemptible.py", "recipes/images.py", 110),
     Step("preemptible.py", "recipes/step_timeout.py", 26),
 ]
 ELASTIC_RECIPES = [

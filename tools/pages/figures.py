@@ -1,77 +1,29 @@
-"""Draws who gets which sample, four collectives, and what FSDP gathers, as they really happen:
-
-    torchrun --standalone --nproc_per_node=4 bench/figures.py --folder docs/assets
+"""Draws who gets which sample, four collectives, and what FSDP gathers, as they really happen.
 
 Their orders and values do not depend on the machine, so that a test can compare the pictures.
 """
 
-import argparse
-import sys
 from contextlib import nullcontext
-from pathlib import Path
 
+import ranks
 import torch
 import torch.distributed as dist
+from picture import Picture
+from ranks import BLOCKS, RANKS
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader, DistributedSampler
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-from gpt.fsdp import GPT  # noqa: E402
-
-RANKS, BLOCKS = 4, 4
 CELL = 18
-STYLE = """<style>
-text { font: 13px system-ui, sans-serif; fill: #1f2328; text-anchor: middle }
-.start { text-anchor: start } .end { text-anchor: end }
-rect { fill: none; stroke: #59636e; rx: 3px } path { fill: none; stroke: #59636e }
-.a { fill: #ddf4ff; stroke: #0550ae } .b { fill: #fff1d6; stroke: #7d4e00 }
-.c { fill: #dafbe1; stroke: #116329 } .d { fill: #fbefff; stroke: #6639ba }
-.e { stroke: #0550ae; stroke-dasharray: 3 3 }
-@media (prefers-color-scheme: dark) {
-  text { fill: #e6edf3 } rect, path { stroke: #9198a1 }
-  .a { fill: #0c2d6b; stroke: #79c0ff } .b { fill: #4b2900; stroke: #e3b341 }
-  .c { fill: #04260f; stroke: #7ee787 } .d { fill: #3c1e70; stroke: #d2a8ff }
-  .e { stroke: #79c0ff }
-}
-</style>"""
 
 
-class Picture:
-    """An SVG in the page's pixels, which follows its light or dark."""
-
-    def __init__(self, width, height, title):
-        size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
-        self.lines = [f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">']
-        self.lines += [f"<title>{title}</title>", STYLE]
-
-    def text(self, x, y, text, look="start"):
-        self.lines.append(f'<text class="{look}" x="{x:g}" y="{y:g}">{text}</text>')
-
-    def box(self, x, y, width, height, look="", text=""):
-        size = f'width="{width:g}" height="{height:g}"'
-        self.lines.append(f'<rect class="{look}" x="{x:g}" y="{y:g}" {size}/>')
-        if text != "":
-            self.text(x + width / 2, y + height / 2 + 4.5, text, "")
-
-    def path(self, path):
-        self.lines.append(f'<path d="{path}"/>')
-
-    def arrow_right(self, x, y, length):
-        self.path(f"M{x:g} {y:g} h{length:g} m-5 -4 l5 4 l-5 4")
-
-    def save(self, path):
-        path.write_text("\n".join([*self.lines, "</svg>\n"]))
-
-
-def draw_batches(picture, y, title, ranks):
+def draw_batches(picture, y, title, batches_of_ranks):
     """Draws the batches of each rank, a column per step."""
     picture.text(4, y, title)
-    for step in range(len(ranks[0])):
+    for step in range(len(batches_of_ranks[0])):
         picture.text(90 + 82 * step, y + 24, f"step {step + 1}", "")
-    for rank, batches in enumerate(ranks):
+    for rank, batches in enumerate(batches_of_ranks):
         top = y + 32 + 32 * rank
         picture.text(4, top + 17, f"rank {rank}")
         for step, batch in enumerate(batches):
@@ -100,6 +52,7 @@ def draw_sampler(path):
 
 def run_collectives():
     """Returns, for each collective, what this rank contributes and what it receives."""
+    dist.init_process_group("gloo")
     rank = dist.get_rank()
     ours = torch.arange(RANKS) + 10 * rank
     summed, gathered, exchanged = ours.clone(), torch.empty_like(ours), torch.empty_like(ours)
@@ -116,14 +69,14 @@ def run_collectives():
     }
 
 
-def draw_collective(path, name, ranks):
+def draw_collective(path, name, tensors_of_ranks):
     """Draws the tensors of each rank before and after; tens and colour say whose value it is."""
     picture = Picture(172, 132, name)
     picture.text(4, 15, name)
     picture.text(4, 37, "rank")
     for side, left in ((0, 14), (1, 99)):
         picture.text(left + 72, 37, ("before", "after")[side], "end")
-        for rank, tensors in enumerate(ranks):
+        for rank, tensors in enumerate(tensors_of_ranks):
             top = 44 + 21 * rank
             picture.text(4, top + 14, rank)
             for place, value in enumerate(tensors[side]):
@@ -137,7 +90,8 @@ def draw_collective(path, name, ranks):
 
 def trace_fsdp():
     """Returns on rank 0 what FSDP does with which block in a training step, in the CPU's order."""
-    model = GPT(BLOCKS, n_head=1, n_embd=16, context=16, recompute=False)
+    dist.init_process_group("gloo")
+    model = ranks.load("fsdp").GPT(BLOCKS, n_head=1, n_embd=16, context=16, recompute=False)
     mesh = init_device_mesh("cpu", (RANKS,))
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
@@ -147,8 +101,8 @@ def trace_fsdp():
         model(torch.zeros(1, 16, dtype=torch.long)).sum().backward()
     if not is_main:
         return []
-    ranges = sorted(prof.events(), key=lambda event: event.time_range.start)
-    names = [event.name.removeprefix("FSDP::") for event in ranges if "FSDP::" in event.name]
+    calls = sorted(prof.events(), key=lambda event: event.time_range.start)
+    names = [event.name.removeprefix("FSDP::") for event in calls if "FSDP::" in event.name]
     kinds = {
         "all_gather": "gather",
         "all_gather_copy_out": "use",
@@ -168,10 +122,10 @@ def draw_fsdp(path, steps):
     """Draws a row per block: when it is gathered, in use, and freed, in the order of `steps`."""
     picture = Picture(400, 208, "FSDP gathers and frees the blocks of a GPT in a training step")
     left, width = 57, 340 / len(steps)
-    backward = steps.index(("free", BLOCKS - 1)) + 1  # it begins with the last block
+    backward = steps.index(["free", BLOCKS - 1]) + 1  # it begins with the last block
     picture.text(left, 15, "forward")
     picture.text(left + backward * width, 15, "backward")
-    looks = {"gather": "e", "use": "a", "reduce": "b"}
+    looks = {"gather": "a dashed", "use": "a", "reduce": "b"}
     for block in range(BLOCKS):
         top = 24 + 30 * block
         picture.text(4, top + 16, f"block {block}")
@@ -188,25 +142,14 @@ def draw_fsdp(path, steps):
     picture.save(path)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, default=Path("runs"), help="where to draw")
-    folder = parser.parse_args().folder
-    dist.init_process_group("gloo")
-    if dist.get_world_size() != RANKS:
-        sys.exit(f"figures.py: start it with --nproc_per_node={RANKS}")
-    ranks = [None] * RANKS
-    dist.all_gather_object(ranks, run_collectives())
-    steps = trace_fsdp()
-    if dist.get_rank() == 0:
-        folder.mkdir(exist_ok=True)
-        draw_sampler(folder / "sampler.svg")
-        for name in ranks[0]:
-            draw_collective(folder / f"{name}.svg", name, [tensors[name] for tensors in ranks])
-        draw_fsdp(folder / "fsdp.svg", steps)
-    dist.barrier()
-    dist.destroy_process_group()
+def draw_all(folder):
+    draw_sampler(folder / "sampler.svg")
+    collectives = ranks.run(run_collectives)
+    for name in collectives[0]:
+        tensors_of_ranks = [tensors[name] for tensors in collectives]
+        draw_collective(folder / f"{name}.svg", name, tensors_of_ranks)
+    draw_fsdp(folder / "fsdp.svg", ranks.run(trace_fsdp)[0])
 
 
 if __name__ == "__main__":
-    main()
+    draw_all(ranks.folder_of_arguments())

@@ -1,0 +1,100 @@
+"""Draws what each of four ranks holds of the GPT, for each way to split it: placements.py
+
+Each script trains for one step. After it, every rank tells which part it has of each matrix, of its
+gradient and of its optimizer state, and which samples and times each of its blocks has seen.
+"""
+
+import ranks
+import torch
+import torch.distributed as dist
+from picture import Picture
+from ranks import BATCH_SIZE, BLOCKS, CONTEXT, RANKS
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+SCRIPTS = {
+    "pretrain": "",
+    "fsdp": "",
+    "hsdp": "--shard_size 2",
+    "tensor_parallel": f"--tp_size {RANKS}",
+    "pipeline_parallel": f"--pp_size {RANKS} --micro_batches 4",
+    "context_parallel": "",
+}
+ALL_RANKS_SHARE_A_BATCH = ("tensor_parallel", "pipeline_parallel", "context_parallel")
+ROWS = {"qkv": 0, "proj": 1, "up": 2, "down": 3, "activations": 4.6}
+SIZE, PITCH = 16, 19  # of a square
+
+
+def part(tensor):
+    """Returns the part of a whole matrix that this rank has: top, left, bottom, right, 0 to 1."""
+    if not isinstance(tensor, DTensor):
+        return [0, 0, 1, 1]
+    rows, columns = tensor.shape
+    numbers = torch.arange(rows * columns).view(rows, columns)
+    mesh, placements = tensor.device_mesh, tensor.placements
+    held = distribute_tensor(numbers, mesh, placements, src_data_rank=None).to_local()
+    top, left = divmod(held[0, 0].item(), columns)
+    last_row, last_column = divmod(held[-1, -1].item(), columns)
+    return [top / rows, left / columns, (last_row + 1) / rows, (last_column + 1) / columns]
+
+
+def held_parts(name):
+    """Trains one step on this rank; returns what it holds, by block and row of the picture."""
+    script = ranks.load(name)
+    times = {}  # how many of the context each block has seen
+    held = {}
+    forward = script.Block.forward
+
+    def forward_and_record(self, x):
+        times[self] = x.shape[1]
+        return forward(self, x)
+
+    def record(self):
+        model = getattr(self.model, "module", self.model)
+        for weight_name, weight in model.named_parameters():
+            if weight.dim() == 2 and weight_name.startswith("blocks."):
+                held[weight_name.removeprefix("blocks.").removesuffix(".weight")] = part(weight)
+                state = self.optimizer.state[weight]["exp_avg"]
+                assert part(weight.grad) == part(state) == part(weight)
+        for number, block in model.blocks.named_children():
+            held[f"{number}.activations"] = activations(name, dist.get_rank(), times[block])
+
+    script.Block.forward = forward_and_record
+    script.Trainer._save_snapshot = record
+    batch_size = BATCH_SIZE // (1 if name in ALL_RANKS_SHARE_A_BATCH else RANKS)
+    ranks.train(script, 1, f"--batch_size {batch_size} {SCRIPTS[name]}")
+    return held
+
+
+def activations(name, rank, time):
+    """Returns the part of all samples (down) and of the time (right) that a block has seen."""
+    parts_of_time = CONTEXT // time
+    left = rank % parts_of_time / parts_of_time
+    top, bottom = (0, 1) if name in ALL_RANKS_SHARE_A_BATCH else (rank / RANKS, (rank + 1) / RANKS)
+    return [top, left, bottom, left + 1 / parts_of_time]
+
+
+def draw(name, held_by_ranks, path):
+    picture = Picture(400, 136, f"What each of four ranks holds with {name}.py")
+    for row, place in ROWS.items():
+        picture.text(4, 37 + PITCH * place, row)
+    for rank, held in enumerate(held_by_ranks):
+        left = 80 + 82 * rank
+        picture.text(left + 2 * PITCH - 1.5, 15, f"rank {rank}", "")
+        for block in range(BLOCKS):
+            for row, place in ROWS.items():
+                x, y = left + PITCH * block, 24 + PITCH * place
+                picture.box(x, y, SIZE, SIZE)
+                if where := held.get(f"{block}.{row}"):
+                    top, first, bottom, last = (SIZE * edge for edge in where)
+                    look = f"{'abcd'[rank]} solid"
+                    picture.box(x + first, y + top, last - first, bottom - top, look)
+    picture.save(path)
+
+
+def draw_all(folder):
+    for name in SCRIPTS:
+        draw(name, ranks.run(held_parts, name), folder / f"holds_{name}.svg")
+
+
+if __name__ == "__main__":
+    draw_all(ranks.folder_of_arguments())
