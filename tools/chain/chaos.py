@@ -224,6 +224,8 @@ class ChaosRun:
             node = rng.choice(NODES)
             if fault is long_power_cut:  # soon after a requeue, it makes Slurm 22.05 lose GPUs, too
                 self.wait(self.settled)
+                saved = len(self.positions())
+                self.wait(lambda saved=saved: len(self.positions()) > saved)
             if not self.running():
                 break
             self.log_event(f"{node}: {fault.__doc__}, {self.position()}")
