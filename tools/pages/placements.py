@@ -8,7 +8,7 @@ import ranks
 import torch
 import torch.distributed as dist
 from picture import Picture
-from ranks import BATCH_SIZE, BLOCKS, CONTEXT, RANKS
+from ranks import BATCH_SIZE, BLOCKS, CONTEXT, FOLDER, RANKS
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 SCRIPTS = {
@@ -91,10 +91,6 @@ def draw(name, held_by_ranks, path):
     picture.save(path)
 
 
-def draw_all(folder):
-    for name in SCRIPTS:
-        draw(name, ranks.run(held_parts, name), folder / f"holds_{name}.svg")
-
-
 if __name__ == "__main__":
-    draw_all(ranks.folder_of_arguments())
+    for name in SCRIPTS:
+        draw(name, ranks.run(held_parts, name), FOLDER / f"holds_{name}.svg")
