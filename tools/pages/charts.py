@@ -53,9 +53,10 @@ def read_log(log):
 def elastic_ddp(data):
     """The loss of an elastic run over that of an undisturbed one, and its world size."""
     picture = Picture(400, 336, "Loss by epoch with and without a failure, and the world size")
+    looks = {"b line wide": "undisturbed", "a line": "elastic_ddp.py"}
     losses, worlds = data["losses"], data["worlds"]
-    last_epoch = losses[-1][0]
-    lowest, highest = losses[-1][1], losses[0][1]
+    last_epoch, lowest = losses[-1]
+    highest = losses[0][1]
     epoch_x = Scale(0, last_epoch, LEFT, RIGHT)
     loss_y = Scale(lowest, highest, 210, 28, log=True)
     powers = [10.0**n for n in range(-9, 9) if lowest <= 10.0**n <= highest]
@@ -68,10 +69,10 @@ def elastic_ddp(data):
         picture.curve(epoch_x, size_y, [(start, size), (end, size)], "a line")
         if next_size < size:
             picture.path(f"M{epoch_x(end):.1f} 28V210m0 36V294", "e dashed line")
+            looks["e dashed line"] = "a node fails"
     epochs = range(0, int(last_epoch) + 1, max(1, int(last_epoch) // 5))
     picture.x_axis(epoch_x, 294, {epoch: epoch for epoch in epochs}, "epochs")
-    looks = {"b line wide": "undisturbed", "a line": "elastic_ddp.py"}
-    picture.legend(230, 40, looks | {"e dashed line": "a node fails"})
+    picture.legend(230, 40, looks)
     return picture
 
 
