@@ -191,10 +191,10 @@ def print_phases(scaling, slow):
 
 def draw_network(placements):
     bandwidths = {
-        name(place): {
-            size: bus_bandwidth(int(size), median_all_reduce(runs, size), 4) * 8 / 1e6
+        name(place): [
+            (int(size), bus_bandwidth(int(size), median_all_reduce(runs, size), 4) * 8 / 1e6)
             for size in runs[0]["all_reduce"]
-        }
+        ]
         for place, runs in placements.items()
         if place[0] in (1, 4)
     }
@@ -213,14 +213,6 @@ def draw_placements(placements, predict):
     draw("cost_placement", {"links": list(LINKS), "steps": steps, "formula": formula}, OUT)
 
 
-def draw_scaling(scaling):
-    speedups = {
-        label: [n * e for n, e in zip(scaling, efficiencies, strict=True)]
-        for label, efficiencies, _ in scaling_rows(scaling)
-    }
-    draw("cost_scaling", speedups, OUT)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3, help="of the placements")
@@ -234,7 +226,6 @@ def main():
     placements, scaling, slow = measure_all(not problem, args.rounds)
     print_scaling(scaling)
     print_phases(scaling, slow)
-    draw_scaling(scaling)
     draw("cost_clusters", None, OUT)
     if placements:
         print_network(placements)

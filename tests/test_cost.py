@@ -9,7 +9,6 @@ import pytest
 from helpers import ROOT, needs_slurm
 
 sys.path.insert(0, str(ROOT / "bench"))
-import cost
 import formula
 
 
@@ -62,13 +61,6 @@ def test_latency_limits_fsdp_over_all_gpus():
     assert fsdp == pytest.approx(0.40, abs=0.005)
     without_latency = formula.H100._replace(nvlink_latency=0.0, network_latency=0.0)
     assert formula.efficiency(without_latency, 2048, 8e9, 4e6, hsdp=False) > 0.97
-
-
-def test_figure_of_large_clusters_is_current(tmp_path, monkeypatch):
-    monkeypatch.setattr(cost, "OUT", tmp_path)
-    cost.draw_clusters()
-    shown = ROOT / "docs" / "assets" / "cost_clusters.svg"
-    assert (tmp_path / "clusters.svg").read_text() == shown.read_text()
 
 
 @pytest.mark.long

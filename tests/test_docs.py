@@ -371,6 +371,7 @@ def contrast(one, other):
     return (lighter + 0.05) / (darker + 0.05)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scheme", ["default", "slate"])
 def test_colours_of_the_diffs(scheme):
     """Letters are legible on every background, and none is as red or as green as the bands."""
@@ -387,18 +388,7 @@ def test_colours_of_the_diffs(scheme):
             assert min(distances) > 1 / 8, name  # of the circle of hues
 
 
-def test_letters_in_pictures():
-    """None is larger than those of the text, nor too small on a phone."""
-    for picture in (ROOT / "docs" / "assets").glob("*.svg"):
-        text = picture.read_text()
-        width = float(re.search(r'viewBox="0 0 ([\d.]+)', text)[1])
-        sizes = [float(size) / width for size in re.findall(r"font(?:-size)?: ([\d.]+)px", text)]
-        # Shown at 22rem, with text of 0.9rem, or smaller, if its own width says so.
-        own_width = float(re.search(r' width="([\d.]+)', text)[1])
-        assert max(sizes) * min(440, own_width * 1.34) <= 18, picture  # 1 pt is 1.33 px
-        assert min(sizes) * min(368, own_width) >= 7.5, picture  # exponents are the smallest
-
-
+@pytest.mark.long
 def test_theme_has_no_other_colour_for_code(site):
     theme = "".join(path.read_text() for path in site.glob("assets/stylesheets/modern/*.css"))
     used = set(re.findall(r"\.highlight [^{}]*{color:var\((--md-code-hl-[\w-]+)\)", theme))
@@ -418,16 +408,6 @@ def test_links_of_the_site(site, tmp_path):
         result = run(*check, "--recursion-level", "1")
         (site / "elsewhere.svg").rename(picture)
     assert result.returncode == 1 and "assets/ranks.svg" in result.stdout
-
-
-def test_figures_are_current(shell):
-    """Samples, collectives and FSDP's calls are still as docs/assets/ shows them."""
-    shell.ranks("bench/figures.py --folder figures", 4).succeeds()
-    figures = list((shell.folder / "figures").glob("*.svg"))
-    assert len(figures) == 6
-    for figure in figures:
-        shown = ROOT / "docs" / "assets" / figure.name
-        assert figure.read_text() == shown.read_text(), figure.name
 
 
 def test_links_outside_the_site():

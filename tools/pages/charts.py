@@ -10,7 +10,7 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
-from tools.pages.picture import Picture, scale
+from tools.pages.picture import Picture, Scale
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "bench"))
@@ -52,110 +52,84 @@ def read_log(log):
 
 def elastic_ddp(data):
     """The loss of an elastic run over that of an undisturbed one, and its world size."""
-    picture = Picture(400, 340, "Loss by epoch with and without a failure, and the world size")
+    picture = Picture(400, 336, "Loss by epoch with and without a failure, and the world size")
+    looks = {"b line wide": "undisturbed", "a line": "elastic_ddp.py"}
     losses, worlds = data["losses"], data["worlds"]
-    last_epoch = losses[-1][0]
-    epochs = scale(0, last_epoch, LEFT, RIGHT)
-    values = [loss for _, loss in data["undisturbed"] + losses]
-    loss = scale(min(values), max(values), 210, 34, log=True)
-    powers = [10.0**n for n in range(-9, 9) if min(values) <= 10.0**n <= max(values)]
-    picture.y_axis(LEFT, 26, 218, [(loss(power), f"{power:g}") for power in powers], "loss")
-    picture.line([(epochs(x), loss(y)) for x, y in data["undisturbed"]], "b wide")
-    picture.line([(epochs(x), loss(y)) for x, y in losses], "a line")
-    sizes = [size for _, size in worlds]
-    size_y = scale(0, max(sizes), 298, 254)
-    marks = [(size_y(size), size) for size in range(max(sizes) + 1)]
-    picture.y_axis(LEFT, 248, 298, marks, "world size")
-    for (start, size), (end, _) in pairwise([*worlds, (last_epoch, 0)]):
-        picture.line([(epochs(start), size_y(size)), (epochs(end), size_y(size))], "a line")
-    for (_, before), (epoch, after) in pairwise(worlds):
-        if after < before:
-            picture.path(f"M{epochs(epoch):.1f} 26V218m0 30V298", "e dashed")
-    ticks = range(0, int(last_epoch) + 1, max(1, int(last_epoch) // 5))
-    picture.x_axis(298, LEFT, RIGHT, [(epochs(epoch), epoch) for epoch in ticks], "epochs")
-    looks = {"b wide": "undisturbed", "a line": "elastic_ddp.py", "e dashed": "a node fails"}
-    picture.legend(230, 40, looks.items())
+    last_epoch, lowest = losses[-1]
+    highest = losses[0][1]
+    epoch_x = Scale(0, last_epoch, LEFT, RIGHT)
+    loss_y = Scale(lowest, highest, 210, 28, log=True)
+    powers = [10.0**n for n in range(-9, 9) if lowest <= 10.0**n <= highest]
+    picture.y_axis(loss_y, LEFT, {power: f"{power:g}" for power in powers}, "loss")
+    picture.curve(epoch_x, loss_y, data["undisturbed"], "b line wide")
+    picture.curve(epoch_x, loss_y, losses, "a line")
+    size_y = Scale(0, 3, 294, 246)
+    picture.y_axis(size_y, LEFT, {size: size for size in range(4)}, "world size")
+    for (start, size), (end, next_size) in pairwise([*worlds, (last_epoch, worlds[-1][1])]):
+        picture.curve(epoch_x, size_y, [(start, size), (end, size)], "a line")
+        if next_size < size:
+            picture.path(f"M{epoch_x(end):.1f} 28V210m0 36V294", "e dashed line")
+            looks["e dashed line"] = "a node fails"
+    epochs = range(0, int(last_epoch) + 1, max(1, int(last_epoch) // 5))
+    picture.x_axis(epoch_x, 294, {epoch: epoch for epoch in epochs}, "epochs")
+    picture.legend(230, 40, looks)
     return picture
 
 
 def cost_network(bandwidths):
     """The bus bandwidth of each placement, by the size of the tensor."""
-    picture = Picture(400, 290, "Bus bandwidth by the size of the tensor")
-    sizes = {1024: "1 KiB", 16384: "16 KiB", 262144: "256 KiB", 1048576: "1 MiB"}
-    values = [mbits for by_size in bandwidths.values() for mbits in by_size.values()]
-    size_x = scale(1024, 1048576, LEFT + 14, RIGHT - 20, log=True)
-    mbits_y = scale(1, max(1000, *values), 246, 34, log=True)
-    marks = [(mbits_y(mbits), f"{mbits:,}") for mbits in (1, 10, 100, 1000)]
-    picture.y_axis(LEFT, 26, 246, marks, "bus bandwidth, Mbit/s")
-    marks = [(size_x(size), label) for size, label in sizes.items()]
-    picture.x_axis(246, LEFT, RIGHT, marks, "size of the tensor")
-    for look, by_size in zip("abec", bandwidths.values(), strict=True):
-        points = [(size_x(int(size)), mbits_y(mbits)) for size, mbits in by_size.items()]
-        picture.line(points, f"{look} line")
-        picture.dots(points, f"{look} dots")
-    looks = zip(("a line", "b line", "e line", "c line"), bandwidths, strict=True)
-    picture.legend(LEFT + 18, 40, looks)
+    picture = Picture(400, 286, "Bus bandwidth by the size of the tensor")
+    size_x = Scale(2**10, 2**20, LEFT, 376, log=True)
+    mbits_y = Scale(1, max(1000, *dict(bandwidths["1 x 4"]).values()), 244, 28, log=True)
+    powers = {power: f"{power:,}" for power in (1, 10, 100, 1000)}
+    picture.y_axis(mbits_y, LEFT, powers, "bus bandwidth, Mbit/s")
+    sizes = {2**10: "1 KiB", 2**14: "16 KiB", 2**18: "256 KiB", 2**20: "1 MiB"}
+    picture.x_axis(size_x, 244, sizes, "size of the tensor")
+    looks = dict(zip(("a line", "b line", "e line", "c line"), bandwidths, strict=True))
+    for look, place in looks.items():
+        picture.curve(size_x, mbits_y, bandwidths[place], look)
+    picture.legend(LEFT + 22, 40, looks)
     return picture
 
 
 def cost_placement(data):
     """The seconds of a step in each placement, measured and by the formula, for each link."""
-    picture = Picture(400, 290, "Seconds per step of three placements, by link")
+    picture = Picture(400, 286, "Seconds per step of three placements, by link")
     longest = max(max(seconds) for seconds in data["steps"].values())
-    seconds_y = scale(0, longest, 264, 34)
-    marks = [(seconds_y(half / 2), half / 2) for half in range(int(2 * longest) + 1)]
-    picture.y_axis(LEFT, 26, 264, marks, "seconds per step")
-    marks = []
-    for column, link in enumerate(data["links"]):
-        left = LEFT + 14 + 112 * column
-        marks.append((left + 47, link))
-        for place, seconds in enumerate(data["steps"].values()):
-            top = seconds_y(seconds[column])
-            picture.box(left + 32 * place, top, 30, 264 - top, "abc"[place])
-        y = seconds_y(data["formula"][column])
-        picture.line([(left + 28, y), (left + 98, y)], "e line dashed")
-    picture.x_axis(264, LEFT, RIGHT, marks, "")
-    for row, (name, look) in enumerate(zip(data["steps"], "abc", strict=True)):
-        picture.box(LEFT + 18, 34 + 24 * row, 26, 14, look)
-        picture.text(LEFT + 52, 45.5 + 24 * row, name)
-    picture.legend(LEFT + 18, 113, [("e line dashed", "formula")])
-    return picture
-
-
-def cost_scaling(speedups):
-    """The speed-up on more ranks of each model, with the batch per rank or of all kept."""
-    picture = Picture(400, 290, "Speed-up by the number of ranks")
-    ranks_x, speedup_y = scale(1, 4, LEFT + 14, RIGHT), scale(0, 4, 246, 34)
-    picture.y_axis(LEFT, 26, 246, [(speedup_y(n), n) for n in range(5)], "speed-up")
-    picture.x_axis(246, LEFT, RIGHT, [(ranks_x(n), n) for n in range(1, 5)], "ranks")
-    picture.line([(ranks_x(n), speedup_y(n)) for n in (1, 4)], "dashed")
-    for look, values in zip("abcd", speedups.values(), strict=True):
-        points = [(ranks_x(n), speedup_y(value)) for n, value in enumerate(values, 1)]
-        picture.line(points, f"{look} line")
-    looks = zip(("a line", "b line", "c line", "d line"), speedups, strict=True)
-    picture.legend(LEFT + 18, 40, [("dashed", "ideal"), *looks])
+    seconds_y = Scale(0, longest, 260, 28)
+    marks = [half / 2 for half in range(int(2 * longest) + 1)]
+    picture.y_axis(seconds_y, LEFT, {mark: mark for mark in marks}, "seconds per step")
+    link_x = Scale(-0.5, 2.5, LEFT, RIGHT)
+    picture.x_axis(link_x, 260, dict(enumerate(data["links"])), "")
+    looks = dict(zip("abc", data["steps"], strict=True))
+    for column, predicted in enumerate(data["formula"]):
+        for bar, (look, place) in enumerate(looks.items()):
+            top = seconds_y(data["steps"][place][column])
+            picture.box(link_x(column) - 47 + 32 * bar, top, 30, 260 - top, look)
+        # Only the two placements on several nodes have links.
+        picture.path(f"M{link_x(column) - 19:.1f} {seconds_y(predicted):.1f}h70", "e dashed line")
+    picture.legend(LEFT + 22, 40, looks | {"e dashed line": "formula"})
     return picture
 
 
 def cost_clusters(_):
     """The efficiency of large clusters, by bench/formula.py."""
-    picture = Picture(400, 320, "Efficiency by the number of GPUs")
+    picture = Picture(400, 316, "Efficiency by the number of GPUs")
     gpus = [2**n for n in range(3, 15)]
-    gpus_x, share_y = scale(gpus[0], gpus[-1], LEFT + 10, RIGHT, log=True), scale(0, 1, 210, 34)
-    marks = [(share_y(share / 5), f"{share * 20} %") for share in range(6)]
-    picture.y_axis(LEFT, 26, 210, marks, "efficiency")
-    picture.x_axis(210, LEFT, RIGHT, [(gpus_x(n), f"{n:,}") for n in gpus[::3]], "GPUs")
-    clusters = [("HSDP", H100, ""), ("FSDP", H100, " dotted"), ("HSDP", ETHERNET, " dashed")]
-    for sharding, hardware, style in clusters:
-        for tokens, look in ((1e6, "b"), (4e6, "a"), (16e6, "e")):
-            shares = [efficiency(hardware, n, 8e9, tokens, sharding == "HSDP") for n in gpus]
-            points = [(gpus_x(n), share_y(y)) for n, y in zip(gpus, shares, strict=True)]
-            picture.line(points, f"{look} line{style}")
-    names = [f"{sharding}, {hardware.name}" for sharding, hardware, _ in clusters]
-    looks = ["line", "line dotted", "line dashed"]
-    picture.legend(4, 268, zip(looks, names, strict=True))
-    tokens = {"b line": "1 M tokens", "a line": "4 M tokens", "e line": "16 M tokens"}
-    picture.legend(276, 268, tokens.items())
+    gpus_x, share_y = Scale(8, 2**14, LEFT, RIGHT, log=True), Scale(0, 1, 206, 28)
+    percents = {percent / 100: f"{percent} %" for percent in range(0, 101, 20)}
+    picture.y_axis(share_y, LEFT, percents, "efficiency")
+    picture.x_axis(gpus_x, 206, {n: f"{n:,}" for n in gpus[::3]}, "GPUs")
+    clusters = {"": ("HSDP", H100), " dotted": ("FSDP", H100), " dashed": ("HSDP", ETHERNET)}
+    tokens = {"b line": 1, "a line": 4, "e line": 16}
+    for style, (sharding, hardware) in clusters.items():
+        for look, millions in tokens.items():
+            hsdp = sharding == "HSDP"
+            shares = [(n, efficiency(hardware, n, 8e9, 1e6 * millions, hsdp)) for n in gpus]
+            picture.curve(gpus_x, share_y, shares, look + style)
+    names = {f"line{style}": f"{name}, {link.name}" for style, (name, link) in clusters.items()}
+    picture.legend(8, 264, names)
+    picture.legend(280, 264, {look: f"{millions} M tokens" for look, millions in tokens.items()})
     return picture
 
 
@@ -164,32 +138,27 @@ def recovery(medians):
     picture = Picture(400, 202, "What happens after a kill, in seconds")
     looks = dict(zip(next(iter(medians.values())), "dbca", strict=True))
     longest = max(sum(phases.values()) for phases in medians.values())
-    seconds_x = scale(0, longest, 150, 356)
+    second_x = Scale(0, longest, 150, 356)
     for row, (way, phases) in enumerate(medians.items()):
         top = 6 + 30 * row
         picture.text(4, top + 16, way)
         elapsed = 0
         for phase, seconds in phases.items():
-            left = seconds_x(elapsed)
+            left = second_x(elapsed)
             elapsed += seconds
-            picture.box(left, top, seconds_x(elapsed) - left, 22, looks[phase])
-        picture.text(seconds_x(elapsed) + 6, top + 16, f"{elapsed:.2g}")
-    marks = [(seconds_x(second), second) for second in range(0, int(longest) + 1, 10)]
-    picture.x_axis(104, 150, 392, marks, "seconds since the kill")
-    for place, (phase, look) in enumerate(looks.items()):
-        row, column = divmod(place, 2)
-        picture.box(4 + 200 * column, 154 + 24 * row, 18, 18, look)
-        picture.text(30 + 200 * column, 168 + 24 * row, phase)
+            picture.box(left, top, second_x(elapsed) - left, 22, looks[phase])
+        picture.text(second_x(elapsed) + 6, top + 16, f"{elapsed:.2g}")
+    seconds = range(0, int(longest) + 1, 10)
+    picture.x_axis(second_x, 104, {second: second for second in seconds}, "seconds since the kill")
+    names = {look: phase for phase, look in looks.items()}
+    picture.legend(4, 166, {look: names[look] for look in "dc"})
+    picture.legend(204, 166, {look: names[look] for look in "ba"})
     return picture
 
 
 CHARTS = {
-    "elastic_ddp": elastic_ddp,
-    "cost_network": cost_network,
-    "cost_placement": cost_placement,
-    "cost_scaling": cost_scaling,
-    "cost_clusters": cost_clusters,
-    "recovery": recovery,
+    chart.__name__: chart
+    for chart in (elastic_ddp, cost_network, cost_placement, cost_clusters, recovery)
 }
 
 

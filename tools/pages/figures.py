@@ -3,8 +3,6 @@
 Their orders and values do not depend on the machine, so that a test can compare the pictures.
 """
 
-from contextlib import nullcontext
-
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -14,7 +12,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from tools.pages import ranks
 from tools.pages.picture import Picture
-from tools.pages.ranks import BLOCKS, RANKS
+from tools.pages.ranks import BLOCKS, FOLDER, RANKS
 
 CELL = 18
 
@@ -85,23 +83,20 @@ def draw_collective(path, name, tensors_of_ranks):
                 column = place if len(tensors[side]) > 1 else rank
                 look = "abcd"[value // 10] if value < 10 * RANKS else ""
                 picture.box(left + CELL * column, top, CELL, CELL, look, value)
-    picture.arrow_right(88, 84, 9)
+    picture.path("M88 84h9m-5-4l5 4l-5 4")
     picture.save(path)
 
 
 def trace_fsdp():
-    """Returns on rank 0 what FSDP does with which block in a training step, in the CPU's order."""
+    """Returns what FSDP does with which block in a training step, in the CPU's order."""
     dist.init_process_group("gloo")
     model = ranks.load("fsdp").GPT(BLOCKS, n_head=1, n_embd=16, context=16, recompute=False)
     mesh = init_device_mesh("cpu", (RANKS,))
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    is_main = dist.get_rank() == 0  # a profiler takes half a second to start
-    with profile(activities=[ProfilerActivity.CPU]) if is_main else nullcontext() as prof:
+    with profile(activities=[ProfilerActivity.CPU]) as prof:
         model(torch.zeros(1, 16, dtype=torch.long)).sum().backward()
-    if not is_main:
-        return []
     calls = sorted(prof.events(), key=lambda event: event.time_range.start)
     names = [event.name.removeprefix("FSDP::") for event in calls if "FSDP::" in event.name]
     kinds = {
@@ -134,23 +129,16 @@ def draw_fsdp(path, steps):
         for (start, kind), (end, _) in zip(own, [*own[1:], (own[-1][0] + 1, "")], strict=True):
             if kind in looks:
                 picture.box(left + start * width, top, (end - start) * width, 22, looks[kind])
-    picture.arrow_right(left, 150, 340)
+    picture.path("M57 150h340m-5-4l5 4l-5 4")
     picture.text(left + 170, 168, "in the order of the calls", "")
-    names = {"gather": "all-gather", "use": "in use", "reduce": "reduce-scatter"}
-    for column, (kind, name) in enumerate(names.items()):
-        picture.box(4 + 130 * column, 182, 22, 22, looks[kind])
-        picture.text(32 + 130 * column, 198, name)
+    names = ("all-gather", "in use", "reduce-scatter")
+    picture.legend(4, 192, dict(zip(looks.values(), names, strict=True)), across=130)
     picture.save(path)
 
 
-def draw_all(folder):
-    draw_sampler(folder / "sampler.svg")
+if __name__ == "__main__":
+    draw_sampler(FOLDER / "sampler.svg")
     collectives = ranks.run(run_collectives)
     for name in collectives[0]:
-        tensors_of_ranks = [tensors[name] for tensors in collectives]
-        draw_collective(folder / f"{name}.svg", name, tensors_of_ranks)
-    draw_fsdp(folder / "fsdp.svg", ranks.run(trace_fsdp)[0])
-
-
-if __name__ == "__main__":
-    draw_all(ranks.folder_of_arguments())
+        draw_collective(FOLDER / f"{name}.svg", name, [tensors[name] for tensors in collectives])
+    draw_fsdp(FOLDER / "fsdp.svg", ranks.run(trace_fsdp)[0])

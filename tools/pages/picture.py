@@ -15,8 +15,8 @@ path { color: #59636e; fill: none; stroke: currentColor; stroke-linejoin: round 
   .c { color: #7ee787; fill: #04260f } .d { color: #d2a8ff; fill: #3c1e70 }
   .e { color: #ff7b72; fill: #490202 }
 }
-.line { fill: none; stroke-width: 2 } .wide { fill: none; stroke-width: 6; stroke-opacity: 0.5 }
-.dots { stroke-width: 7; stroke-linecap: round } .solid { fill: currentColor; stroke: none }
+.line { fill: none; stroke-width: 2 } .wide { stroke-width: 6; stroke-opacity: 0.5 }
+.solid { fill: currentColor; stroke: none }
 .dashed { fill: none; stroke-dasharray: 4 3 } .dotted { stroke-dasharray: 1.5 2.5 }
 </style>"""
 
@@ -25,11 +25,16 @@ def short(number):
     return f"{round(number, 1):g}"
 
 
-def scale(low, high, start, end, log=False):
-    """Returns a function that maps the values from low to high to the pixels from start to end."""
-    transform = math.log if log else float
-    pixels = (end - start) / (transform(high) - transform(low))
-    return lambda value: start + pixels * (transform(value) - transform(low))
+class Scale:
+    """Maps the values from low to high to the pixels from start to end."""
+
+    def __init__(self, low, high, start, end, log=False):
+        self.transform = math.log if log else float
+        self.low, self.start, self.end = low, start, end
+        self.pixels = (end - start) / (self.transform(high) - self.transform(low))
+
+    def __call__(self, value):
+        return self.start + self.pixels * (self.transform(value) - self.transform(self.low))
 
 
 class Picture:
@@ -43,51 +48,48 @@ class Picture:
         self.texts = []
 
     def text(self, x, y, text, look="start"):
-        self.texts.append(f'<text class="{look}" x="{short(x)}" y="{short(y)}">{text}</text>')
-
-    def digits(self, xs, y, digits, look):
-        """Writes one digit at each x."""
-        places = " ".join(map(short, xs))
-        self.texts.append(f'<text class="{look}" x="{places}" y="{short(y)}">{digits}</text>')
+        """Writes a text; if there are several x, each is that of one character."""
+        places = " ".join(map(short, x)) if isinstance(x, list) else short(x)
+        css_class = f' class="{look}"' if look else ""
+        self.texts.append(f'<text{css_class} x="{places}" y="{short(y)}">{text}</text>')
 
     def path(self, path, look=""):
         self.paths.setdefault(look, []).append(path)
 
     def box(self, x, y, width, height, look="", text=""):
-        width = short(width)
-        self.path(f"M{short(x)} {short(y)}h{width}v{short(height)}h-{width}z", look)
+        across = short(width)
+        self.path(f"M{short(x)} {short(y)}h{across}v{short(height)}h-{across}z", look)
         if text != "":
-            self.text(x + float(width) / 2, y + height / 2 + 4.5, text, "")
+            self.text(x + width / 2, y + height / 2 + 4.5, text, "")
 
-    def line(self, points, look):
-        self.path("M" + "L".join(f"{short(x)} {short(y)}" for x, y in points), look)
+    def curve(self, x_scale, y_scale, points, look):
+        places = (f"{short(x_scale(x))} {short(y_scale(y))}" for x, y in points)
+        self.path("M" + "L".join(places), look)
 
-    def dots(self, points, look):
-        self.path("".join(f"M{short(x)} {short(y)}h0" for x, y in points), look)
+    def x_axis(self, scale, y, marks, name):
+        """Draws the axis of a scale; marks are labels by value."""
+        self.path(f"M{scale.start} {y}H{scale.end}")
+        for value, label in marks.items():
+            self.path(f"M{short(scale(value))} {y}v4")
+            self.text(scale(value), y + 18, label, "")
+        self.text((scale.start + scale.end) / 2, y + 36, name, "")
 
-    def arrow_right(self, x, y, length):
-        self.path(f"M{short(x)} {short(y)}h{short(length)}m-5-4l5 4l-5 4")
+    def y_axis(self, scale, x, marks, name):
+        self.path(f"M{x} {scale.start}V{scale.end}")
+        for value, label in marks.items():
+            self.path(f"M{x} {short(scale(value))}h-4")
+            self.text(x - 7, scale(value) + 4.5, label, "end")
+        self.text(4, scale.end - 18, name)
 
-    def x_axis(self, y, left, right, marks, name):
-        """Draws an axis with marks, which are pairs of a pixel and its label."""
-        self.path(f"M{short(left)} {short(y)}H{short(right)}")
-        for x, label in marks:
-            self.path(f"M{short(x)} {short(y)}v4")
-            self.text(x, y + 18, label, "")
-        self.text((left + right) / 2, y + 36, name, "")
-
-    def y_axis(self, x, top, bottom, marks, name):
-        self.path(f"M{short(x)} {short(top)}V{short(bottom)}")
-        for y, label in marks:
-            self.path(f"M{short(x)} {short(y)}h-4")
-            self.text(x - 7, y + 4.5, label, "end")
-        self.text(4, top - 12, name)
-
-    def legend(self, x, y, looks):
-        """Draws a line for each look, which is a pair of the line's look and its name."""
-        for row, (look, name) in enumerate(looks):
-            self.path(f"M{short(x)} {short(y + 20 * row)}h26", look)
-            self.text(x + 34, y + 20 * row + 4.5, name)
+    def legend(self, x, y, looks, across=0):
+        """Draws a line or a box for each look, and its name; below each other, or so far across."""
+        for place, (look, name) in enumerate(looks.items()):
+            left, center = (x + across * place, y) if across else (x, y + 20 * place)
+            if "line" in look:
+                self.path(f"M{left - 4} {center}h24", look)
+            else:
+                self.box(left, center - 8, 16, 16, look)
+            self.text(left + 24, center + 4.5, name)
 
     def save(self, path):
         paths = []

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 from tools.pages import ranks
-from tools.pages.picture import Picture, scale
-from tools.pages.ranks import RANKS
+from tools.pages.picture import Picture, Scale
+from tools.pages.ranks import FOLDER, RANKS
 
 MICRO_BATCHES = 8
 SECONDS = {"forward": 0.02, "backward": 0.04}
@@ -65,17 +65,15 @@ def draw(runs, path):
     picture = Picture(400, 302, "Which rank computes which micro-batch when, with GPipe and 1F1B")
     starts = {name: min(passes[0][2] for passes in run) for name, run in runs.items()}
     longest = max(run[0][-1][3] - starts[name] for name, run in runs.items())
-    seconds_x = scale(0, longest, 52, 384)
+    seconds_x = Scale(0, longest, 52, 384)
     for row, (name, run) in enumerate(runs.items()):
         top = 24 + 120 * row
         picture.text(52, top - 9, name)
         for rank, passes in enumerate(run):
             draw_passes(picture, top + 23 * rank, rank, passes, starts[name], seconds_x)
-    marks = [(seconds_x(ms / 1000), ms) for ms in range(0, int(1000 * longest), 100)]
-    picture.x_axis(240, 52, 384, marks, "milliseconds")
-    for x, (kind, look) in zip((52, 140), LOOKS.items(), strict=True):
-        picture.box(x, 282, 16, 16, look)
-        picture.text(x + 22, 294.5, kind)
+    marks = {ms / 1000: ms for ms in range(0, int(1000 * longest), 100)}
+    picture.x_axis(seconds_x, 240, marks, "milliseconds")
+    picture.legend(52, 290, {"a": "forward", "b": "backward"}, across=90)
     picture.save(path)
 
 
@@ -87,16 +85,12 @@ def draw_passes(picture, top, rank, passes, origin, seconds_x):
         picture.box(left, top, right - left, 20, LOOKS[kind])
         centers.append((left + right) / 2)
     numbers = "".join(str(micro_batch) for _, micro_batch, *_ in passes)
-    picture.digits(centers, top + 13.5, numbers, "small")
+    picture.text(centers, top + 13.5, numbers, "small")
 
 
-def draw_all(folder):
+if __name__ == "__main__":
     runs = {schedule: ranks.run(record, schedule) for schedule in ("GPipe", "1F1B")}
     formula = (RANKS - 1) / (MICRO_BATCHES + RANKS - 1)
     for name, run in runs.items():
         print(f"{name}: idle {idle_share(run):.1%} of the time, by the formula {formula:.1%}")
-    draw(runs, folder / "pipeline_schedules.svg")
-
-
-if __name__ == "__main__":
-    draw_all(ranks.folder_of_arguments())
+    draw(runs, FOLDER / "pipeline_schedules.svg")

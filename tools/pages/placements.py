@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from tools.pages import ranks
 from tools.pages.picture import Picture
-from tools.pages.ranks import BATCH_SIZE, BLOCKS, CONTEXT, RANKS
+from tools.pages.ranks import BATCH_SIZE, BLOCKS, CONTEXT, FOLDER, RANKS
 
 SCRIPTS = {
     "pretrain": "",
@@ -92,10 +92,6 @@ def draw(name, held_by_ranks, path):
     picture.save(path)
 
 
-def draw_all(folder):
-    for name in SCRIPTS:
-        draw(name, ranks.run(held_parts, name), folder / f"holds_{name}.svg")
-
-
 if __name__ == "__main__":
-    draw_all(ranks.folder_of_arguments())
+    for name in SCRIPTS:
+        draw(name, ranks.run(held_parts, name), FOLDER / f"holds_{name}.svg")

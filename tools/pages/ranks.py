@@ -14,6 +14,7 @@ from torch.multiprocessing import start_processes
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
+FOLDER = Path(sys.argv[1] if sys.argv[1:] else ROOT / "docs" / "assets").resolve()
 RANKS, BLOCKS, CONTEXT, BATCH_SIZE = 4, 4, 16, 8  # the batch is that of all ranks together
 
 
@@ -33,11 +34,6 @@ def _run_rank(rank, folder, port, function, args):
     os.chdir(folder)
     torch.set_num_threads(1)
     Path(f"{rank}.json").write_text(json.dumps(function(*args)))
-
-
-def folder_of_arguments():
-    """Returns the folder to draw into."""
-    return Path(sys.argv[1] if sys.argv[1:] else ROOT / "docs" / "assets")
 
 
 def load(name):
