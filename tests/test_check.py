@@ -60,14 +60,20 @@ def test_misuse(tmp_path):
     assert "choose from" in check("multigpus", ROOT / "multigpu.py").stderr.splitlines()[-1]
 
 
+def after(number, params):
+    """Leaves all but the first ones to the night."""
+    late = [pytest.param(param, marks=helpers.NIGHTLY) for param in params[number:]]
+    return [*params[:number], *late]
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", after(6, list(STAGES)))
 def test_own_files_pass(tmp_path, stage):
     assert judge(stage, ROOT / f"{stage}.py", toy_task, tmp_path) == []
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.what)
+@pytest.mark.parametrize("fault", after(10, FAULTS), ids=lambda fault: fault.what)  # the page's
 def test_a_fault_fails_its_checks_alone(tmp_path, fault):
     file = tmp_path / "faulty.py"
     file.write_text(fault.source())

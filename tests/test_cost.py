@@ -63,6 +63,7 @@ def test_latency_limits_fsdp_over_all_gpus():
     assert formula.efficiency(without_latency, 2048, 8e9, 4e6, hsdp=False) > 0.97
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 @needs_slurm
 def test_measurements():

@@ -451,6 +451,8 @@ def test_documented_errors_are_tested():
     assert documented_errors() and not set(documented_errors()) - arguments_of("documented_error")
 
 
+@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.skipif(
     not AWS.exists(), reason="get the test of slurm/aws-cluster.yaml with: make .venv/aws"
 )

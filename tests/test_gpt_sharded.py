@@ -10,6 +10,7 @@ import torch
 from helpers import (
     LOG_LOSSES,
     MEASURE_MEMORY,
+    NIGHTLY,
     PLAIN_SGD,
     ROOT,
     SHORT_GPT,
@@ -419,13 +420,13 @@ script.GPT.generate = lambda self, prompt, max_new_tokens: ""
             "--n_layer 4 --n_head 2 --n_embd 128 --context 512 --batch_size 32",
             32,
             [("pipeline_parallel.py", 4, "--pp_size 4 --micro_batches 16", 0.15)],
-            marks=pytest.mark.long,
+            marks=NIGHTLY,
         ),
         pytest.param(  # activations of a part of the time
             "--n_layer 3 --n_head 4 --n_embd 128 --context 8192 --batch_size 1",
             1,
             [("context_parallel.py", 4, "", 0.45)],
-            marks=pytest.mark.long,
+            marks=NIGHTLY,
         ),
     ],
     ids=["weights", "activations", "context"],

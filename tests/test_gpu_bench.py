@@ -29,6 +29,7 @@ def small_model():
     return model
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 def test_table(tmp_path, monkeypatch):
     """Both loops train, and each gets a row, with the tokens per second and the MFU it printed."""

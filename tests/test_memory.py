@@ -45,6 +45,7 @@ def test_flops_are_those_of_the_script():
     assert memory.GPT(params, 2, 128, 256, 64).flops_per_token == model.flops_per_token
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 def test_measured_peak():
     """One of the runs that docs/choose.md shows, with all kinds of parts."""

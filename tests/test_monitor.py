@@ -102,6 +102,7 @@ def test_lines_of_nothing(shell):
     shell.ranks("recipes/monitor.py --log_every 0").fails("--log_every must be 1 or more")
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 @pytest.mark.parametrize("is_slow", [True, False])
 def test_slow_rank_is_named(shell, is_slow):

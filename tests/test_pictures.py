@@ -40,6 +40,7 @@ def test_letters_in_pictures():
         assert min(sizes) * min(368, own_width) >= 7.5, picture
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 @pytest.mark.parametrize("script", ["charts", "figures", "placements"])
 def test_pictures_are_current(script, tmp_path):
@@ -52,6 +53,7 @@ def test_pictures_are_current(script, tmp_path):
         assert picture.read_text() == shown.read_text(), picture.name
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 def test_bubble_of_the_pipeline(tmp_path):
     """With either schedule, the ranks are idle for the share of the formula, and little more."""

@@ -201,6 +201,7 @@ def test_bad_addresses(shell, arguments, message):
     shell.ranks(f"{ROOT}/recipes/coordinator.py {arguments}").fails(message)
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(10))
 def test_twenty_kills(shell, seed):

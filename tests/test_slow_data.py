@@ -116,6 +116,7 @@ def test_trains_as_before(tmp_path, shell):
     assert max_abs_diff(weights.values(), expected.values()) == 0
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 @needs_slurm
 def test_job_copies_to_each_node(cluster, shell):

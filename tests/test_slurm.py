@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from helpers import (
+    NIGHTLY,
     ROOT,
     TIMEOUT_S,
     documented_error,
@@ -298,7 +299,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize(
-    "fault", ["lost", *(pytest.param(f, marks=pytest.mark.long) for f in list(FAULTS)[1:])]
+    "fault", ["lost", *(pytest.param(f, marks=NIGHTLY) for f in list(FAULTS)[1:])]
 )
 def test_elastic(cluster, shell, fault):
     """The job continues without the node it has lost; else it is requeued, and resumes."""
@@ -323,6 +324,7 @@ def test_elastic(cluster, shell, fault):
     assert max_abs_diff(weights, reference_run(8, 64)[0]) < 1e-6
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 def test_elastic_gives_up(cluster, shell):
     """A script that always fails: the job is requeued ten times, with the same arguments."""
@@ -410,6 +412,7 @@ def test_cancel_a_local_job(shell):
         time.sleep(0.1)
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 def test_slow_node_is_found(cluster, shell):
     """All links are limited, to tell more of them than of this machine's noise; one is slower."""
@@ -498,6 +501,7 @@ def test_pocket_cluster_without_slurm(tmp_path):
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 def test_lines_for_job_files(ranks, shell):
     """docs/job_files.md: what the job ran on, and torchrun in a container, with files of its ranks.

@@ -84,6 +84,7 @@ def with_lines(cluster, shell):
 SUBMIT = "sbatch --parsable --nodes=2 --gpus-per-node=1 --output=job.out job.sbatch"
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 @needs_slurm
 def test_frozen_rank_in_a_job(with_lines, shell):
@@ -114,6 +115,7 @@ def test_frozen_rank_in_a_job(with_lines, shell):
     assert_trained(shell, 200)
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 @needs_slurm
 def test_exception_is_not_requeued(with_lines, shell):
