@@ -1,14 +1,12 @@
 """The docs show the code as it is, the site works, and what they tell to type is tested."""
 
 import ast
-import colorsys
 import contextlib
 import functools
 import http.server
 import os
 import re
 import shutil
-import statistics
 import subprocess
 import sys
 import threading
@@ -75,52 +73,30 @@ def test_pages_show_every_changed_line():
     print(result.stdout)
 
 
-START, END = '<!-- [[[cog fence("multigpu.py", "__main__") ]]] -->\n', "<!-- [[[end]]] -->\n"
-
-
-def cut(text):
-    """Returns what a page has before, in, and after the block of stage 2's last lines."""
-    before, _, after = text.partition(START)
-    block, _, after = after.partition(END)
-    return before, START + block + END, after
-
-
-def without_block(text):
-    before, _, after = cut(text)
-    return before + after
-
-
-def with_block_twice(text):
-    return text + f"\n## Again\n\n{cut(text)[1]}\nThis is there a second time.\n"
+def block(text):
+    """Returns what a page shows of the last lines of stage 2."""
+    start = '<!-- [[[cog fence("multigpu.py", "__main__") ]]] -->\n'
+    return start + text.partition(start)[2].partition("<!-- [[[end]]] -->\n")[0]
 
 
 def without_prose(text):
-    before, block, after = cut(text)
-    return before + block + "\n## " + after.partition("\n## ")[2]
+    before, shown, after = text.partition(block(text))
+    end, _, after = after.partition("\n")
+    return before + shown + end + "\n\n## " + after.partition("\n## ")[2]
 
 
 def replace(old, new):
     return lambda text: text.replace(old, new)
 
 
-STALE = r"docs/multigpu\.md:\d+: __main__ of multigpu\.py is stale: run make docs"
-
-
 @pytest.mark.parametrize(
     ("file", "change", "message"),
     [
-        pytest.param("multigpu.py", replace("localhost", "127.0.0.1"), STALE, id="line changed"),
         pytest.param(
             "multigpu.py",
-            lambda text: re.sub(r"(    os.environ.update.*\n)(    mp.spawn.*\n)", r"\2\1", text),
-            STALE,
-            id="line moved",
-        ),
-        pytest.param(
-            "slurm/multinode.sbatch",
-            replace("--nodes=2", "--nodes=4"),
-            r"docs/multinode\.md:\d+: header of slurm/multinode\.sbatch is stale",
-            id="line of a job file changed",
+            replace("localhost", "127.0.0.1"),
+            r"docs/multigpu\.md:\d+: __main__ of multigpu\.py is stale: run make docs",
+            id="line changed",
         ),
         pytest.param(
             "multigpu.py",
@@ -130,25 +106,13 @@ STALE = r"docs/multigpu\.md:\d+: __main__ of multigpu\.py is stale: run make doc
         ),
         pytest.param(
             "docs/multigpu.md",
-            replace("+    os.environ.update(MASTER", "+    os.environ.update(MAIN"),
-            STALE,
-            id="block edited",
-        ),
-        pytest.param(
-            "docs/gpt/gpt.md",
-            replace("+def next_byte_loss", "+def other_loss"),
-            r"docs/gpt/gpt\.md:\d+: next_byte_loss of gpt/gpt\.py is stale",
-            id="block of a page in a folder edited",
-        ),
-        pytest.param(
-            "docs/multigpu.md",
-            without_block,
+            lambda text: text.replace(block(text), ""),
             r"multigpu\.py: __main__ is on no page",
             id="block dropped",
         ),
         pytest.param(
             "docs/multigpu.md",
-            with_block_twice,
+            lambda text: f"{text}\n## Again\n\n{block(text)}\nThis is there a second time.\n",
             r"docs/multigpu\.md:\d+: __main__ of multigpu\.py stands at docs/multigpu\.md:\d+",
             id="block doubled",
         ),
@@ -157,12 +121,6 @@ STALE = r"docs/multigpu\.md:\d+: __main__ of multigpu\.py is stale: run make doc
             without_prose,
             r"docs/multigpu\.md:\d+: no prose beside __main__ of multigpu\.py",
             id="prose removed",
-        ),
-        pytest.param(
-            "docs/multigpu.md",
-            lambda text: text,
-            None,
-            id="nothing",
         ),
         pytest.param(
             "docs/index.md",
@@ -182,12 +140,6 @@ STALE = r"docs/multigpu\.md:\d+: __main__ of multigpu\.py is stale: run make doc
             r"the stages' pages: \d+\.\d minutes, of 25",
             id="stages too long",
         ),
-        pytest.param(
-            "docs/singlegpu.md",
-            lambda text: text + f"\n<details>\n{'word ' * 400}\n</details>\n",
-            None,
-            id="hint long",
-        ),
     ],
 )
 def test_what_is_wrong_is_named(copy, file, change, message):
@@ -195,9 +147,6 @@ def test_what_is_wrong_is_named(copy, file, change, message):
     before = path.read_text()
     path.write_text(change(before))
     result = run(sys.executable, "-m", "tools.pages.check_docs", folder=copy)
-    if message is None:  # the copy itself is whole, so that it is the change that is found below
-        assert result.returncode == 0, result.stderr
-        return
     assert path.read_text() != before
     assert result.returncode == 1
     assert any(re.match(message, line) for line in result.stderr.splitlines()), result.stderr
@@ -249,37 +198,14 @@ THIN = """(with_sidebar) => {
 }"""
 
 
-# Returns the smallest font of code, how many blocks of code are wider than their box, and the
-# lengths of the lines of prose that are full, and of the longest line, in characters.
-MEASURE = """(with_lines) => {
+# Returns the smallest font of code, and how many blocks of code are wider than their box.
+MEASURE = """() => {
   for (const hint of document.querySelectorAll("article > details")) hint.open = true;
   const codes = [...document.querySelectorAll("article code")];
   const blocks = [...document.querySelectorAll("article :not(details) > pre > code")];
   const fonts = codes.map((code) => parseFloat(getComputedStyle(code).fontSize));
-  const full = [];
-  let longest = 0;
-  const prose = with_lines ? document.querySelectorAll("article :is(p, li, dd)") : [];
-  for (const block of prose) {
-    const lengths = {};
-    const top = block.getBoundingClientRect().top;
-    const height = parseFloat(getComputedStyle(block).lineHeight);
-    const texts = document.createTreeWalker(block, NodeFilter.SHOW_TEXT);
-    for (let text = texts.nextNode(); text; text = texts.nextNode()) {
-      if (text.parentElement.closest("p, li, dd, pre, ul") != block) continue;
-      for (const word of text.data.matchAll(/[^\\s-]+|[\\s-]/g)) {
-        const range = document.createRange();
-        range.setStart(text, word.index);
-        range.setEnd(text, word.index + 1);
-        const box = range.getBoundingClientRect();
-        const line = Math.floor(((box.top + box.bottom) / 2 - top) / height);
-        lengths[line] = (lengths[line] || 0) + word[0].length;
-      }
-    }
-    longest = Math.max(longest, ...Object.values(lengths));
-    if (block.parentElement.matches("article")) full.push(...Object.values(lengths).slice(0, -1));
-  }
   const wide = blocks.filter((block) => block.scrollWidth > block.clientWidth);
-  return [Math.min(...fonts, 99), wide.length, full, longest];
+  return [Math.min(...fonts, 99), wide.length];
 }"""
 
 
@@ -299,7 +225,6 @@ def test_site_in_a_browser(site):
     problems, pages = [], sorted(str(path.relative_to(site)) for path in site.rglob("*.html"))
     assert len(pages) == len(list((ROOT / "docs").rglob("*.md"))) + 1  # and 404.html
     brief = {"resultTypes": ["violations"], "runOnly": ["wcag2a", "wcag2aa"]}
-    full_lines = []  # their lengths
     with served(site) as address, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
         page = browser.new_page()
@@ -318,11 +243,9 @@ def test_site_in_a_browser(site):
                 page.set_viewport_size({"width": width, "height": 900})
                 if page.evaluate("document.documentElement.scrollWidth") > width:
                     problems.append((name, f"wider than a screen of {width} pixels"))
-                font, wide, full, longest = page.evaluate(MEASURE, width == 1280)
-                if font < 12.5 or wide or longest > 85:
-                    measured = f"{font} px, {wide} blocks too wide, line of {longest}"
-                    problems.append((name, width, measured))
-                full_lines += full
+                font, wide = page.evaluate(MEASURE)
+                if font < 12.5 or wide:
+                    problems.append((name, width, f"{font} px, {wide} blocks too wide"))
             page.evaluate(THIN, number < 4)
             scheme = page.evaluate("document.body.dataset.mdColorScheme")
             assert scheme == ("slate" if number % 2 else "default")
@@ -335,7 +258,6 @@ def test_site_in_a_browser(site):
         use_header(page, address, "TCPStore")
         browser.close()
     assert not problems, "\n".join(map(str, problems))
-    assert 60 <= statistics.mean(full_lines) <= 75
 
 
 def test_diffs_lead_to_the_whole_file(site):
@@ -350,49 +272,6 @@ def test_diffs_lead_to_the_whole_file(site):
             assert "multigpu.py:Trainer._run_epoch" in links
     diffs = sum(page.read_text().count("\n```diff ") for page in (ROOT / "docs").rglob("*.md"))
     assert 0.9 * diffs < shown <= diffs  # functions that a step removes are in no file
-
-
-CSS = (ROOT / "docs" / "assets" / "series.css").read_text()
-
-
-def hls(colour):
-    """Returns hue (0 to 1), lightness and saturation of a colour, given as #rrggbb."""
-    return colorsys.rgb_to_hls(*(int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)))
-
-
-def contrast(one, other):
-    """Returns the contrast of two colours: https://www.w3.org/TR/WCAG21/#dfn-contrast-ratio."""
-    luminances = []
-    for colour in (one, other):
-        channels = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
-        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-        luminances.append(0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2])
-    darker, lighter = sorted(luminances)
-    return (lighter + 0.05) / (darker + 0.05)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("scheme", ["default", "slate"])
-def test_colours_of_the_diffs(scheme):
-    """Letters are legible on every background, and none is as red or as green as the bands."""
-    (rule,) = re.findall(rf'\[data-md-color-scheme="{scheme}"\] {{\n  --added.*?}}', CSS, re.DOTALL)
-    colours = dict(re.findall(r"--([\w-]+): (#\w{6});", rule))
-    bands = [colours.pop("added"), colours.pop("removed")]
-    plain = colours.pop("md-code-bg-color")
-    assert colours
-    for name, colour in colours.items():
-        assert all(contrast(colour, back) >= 4.5 for back in (*bands, plain)), name
-        hue, _, saturation = hls(colour)
-        if saturation > 0.2:
-            distances = [abs((hue - hls(band)[0] + 0.5) % 1 - 0.5) for band in bands]
-            assert min(distances) > 1 / 8, name  # of the circle of hues
-
-
-@pytest.mark.long
-def test_theme_has_no_other_colour_for_code(site):
-    theme = "".join(path.read_text() for path in site.glob("assets/stylesheets/modern/*.css"))
-    used = set(re.findall(r"\.highlight [^{}]*{color:var\((--md-code-hl-[\w-]+)\)", theme))
-    assert used and used <= set(re.findall(r"(--md-code-[\w-]+):", CSS))
 
 
 def test_links_of_the_site(site, tmp_path):
