@@ -33,12 +33,6 @@ def test_ring(nodes):
     assert formula.all_reduce(nodes, 0.0, 1.0, 1.0) == hops
 
 
-def test_step_hides_communication_behind_computation():
-    assert formula.step(3.0, 1.0, overlap=0.5) == 3.0
-    assert formula.step(3.0, 2.0, overlap=0.5) == 3.5
-    assert formula.step(3.0, 2.0, overlap=0.0) == 5.0
-
-
 def test_efficiency_falls_with_the_share_of_each_gpu():
     shares = [formula.efficiency(formula.H100, 2**n, 8e9, 4e6) for n in range(3, 15)]
     assert shares[0] == 1.0
@@ -46,11 +40,6 @@ def test_efficiency_falls_with_the_share_of_each_gpu():
     # Twice the GPUs for twice the batch: but for the latency, the same.
     same = [formula.efficiency(formula.H100, n, 8e9, 1000 * n) for n in (4096, 8192)]
     assert 0.3 < same[1] < same[0] < 1.05 * same[1]
-
-
-def test_all_gather_and_reduce_scatter_are_an_all_reduce():
-    seconds = formula.ring(formula.H100._replace(nvlink_latency=0.0), 8, 1e9)
-    assert 2 * seconds == pytest.approx(formula.all_reduce(8, 1e9, 0.0, 450e9))
 
 
 def test_latency_limits_fsdp_over_all_gpus():
