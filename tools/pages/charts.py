@@ -95,7 +95,7 @@ def cost_network(bandwidths):
 def cost_placement(data):
     """The seconds of a step in each placement, measured and by the formula, for each link."""
     picture = Picture(400, 286, "Seconds per step of three placements, by link")
-    longest = max(max(seconds) for seconds in data["steps"].values())
+    longest = max(max(seconds) for seconds in [*data["steps"].values(), data["formula"]])
     seconds_y = Scale(0, longest, 260, 28)
     marks = [half / 2 for half in range(int(2 * longest) + 1)]
     picture.y_axis(seconds_y, LEFT, {mark: mark for mark in marks}, "seconds per step")

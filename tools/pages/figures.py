@@ -1,6 +1,6 @@
-"""Draws who gets which sample, four collectives, and what FSDP gathers, as they really happen.
+"""Draws who gets which sample, four collectives, and what FSDP gathers, as a trace shows it.
 
-Their orders and values do not depend on the machine, so that a test can compare the pictures.
+The order of FSDP's calls does not depend on the machine, so that a test can compare the pictures.
 """
 
 import ranks
@@ -48,40 +48,35 @@ def draw_sampler(path):
     picture.save(path)
 
 
-def run_collectives():
-    """Returns, for each collective, what this rank contributes and what it receives."""
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
-    ours = torch.arange(RANKS) + 10 * rank
-    summed, gathered, exchanged = ours.clone(), torch.empty_like(ours), torch.empty_like(ours)
-    part_of_sum = torch.empty_like(ours[:1])
-    dist.all_reduce(summed)
-    dist.all_gather_single(gathered, ours[rank : rank + 1])
-    dist.reduce_scatter_single(part_of_sum, ours)
-    dist.all_to_all_single(exchanged, ours)
+def collectives():
+    """Returns, for each collective, what the ranks contribute and what they receive."""
+    rows = [[10 * rank + place for place in range(RANKS)] for rank in range(RANKS)]
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    own = [[11 * rank] for rank in range(RANKS)]
+    sums = [sum(column) for column in columns]
     return {
-        "all-reduce": [ours.tolist(), summed.tolist()],
-        "all-gather": [ours[rank : rank + 1].tolist(), gathered.tolist()],
-        "reduce-scatter": [ours.tolist(), part_of_sum.tolist()],
-        "all-to-all": [ours.tolist(), exchanged.tolist()],
+        "all-reduce": (rows, [sums] * RANKS),
+        "all-gather": (own, [[value for (value,) in own]] * RANKS),
+        "reduce-scatter": (rows, [[value] for value in sums]),
+        "all-to-all": (rows, columns),
     }
 
 
-def draw_collective(path, name, tensors_of_ranks):
+def draw_collective(path, name, before, after):
     """Draws the tensors of each rank before and after; tens and colour say whose value it is."""
     picture = Picture(172, 132, name)
     picture.text(4, 15, name)
     picture.text(4, 37, "rank")
-    for side, left in ((0, 14), (1, 99)):
-        picture.text(left + 72, 37, ("before", "after")[side], "end")
-        for rank, tensors in enumerate(tensors_of_ranks):
+    for rank in range(RANKS):
+        picture.text(4, 58 + 21 * rank, rank)
+    for title, left, tensors in (("before", 14, before), ("after", 99, after)):
+        picture.text(left + 72, 37, title, "end")
+        for rank, values in enumerate(tensors):
             top = 44 + 21 * rank
-            picture.text(4, top + 14, rank)
-            for place, value in enumerate(tensors[side]):
-                # A single value stands where it has its place in the whole tensor.
-                column = place if len(tensors[side]) > 1 else rank
+            # A single value stands where it has its place in the whole tensor.
+            for place, value in enumerate(values, rank if len(values) == 1 else 0):
                 look = "abcd"[value // 10] if value < 10 * RANKS else ""
-                picture.box(left + CELL * column, top, CELL, CELL, look, value)
+                picture.box(left + CELL * place, top, CELL, CELL, look, value)
     picture.path("M88 84h9m-5-4l5 4l-5 4")
     picture.save(path)
 
@@ -137,7 +132,6 @@ def draw_fsdp(path, steps):
 
 if __name__ == "__main__":
     draw_sampler(FOLDER / "sampler.svg")
-    collectives = ranks.run(run_collectives)
-    for name in collectives[0]:
-        draw_collective(FOLDER / f"{name}.svg", name, [tensors[name] for tensors in collectives])
+    for name, (before, after) in collectives().items():
+        draw_collective(FOLDER / f"{name}.svg", name, before, after)
     draw_fsdp(FOLDER / "fsdp.svg", ranks.run(trace_fsdp)[0])
