@@ -86,7 +86,7 @@ class Picture:
         for place, (look, name) in enumerate(looks.items()):
             left, center = (x + across * place, y) if across else (x, y + 20 * place)
             if "line" in look:
-                self.path(f"M{left - 4} {center}h24", look)
+                self.path(f"M{left - 6} {center}h24", look)
             else:
                 self.box(left, center - 8, 16, 16, look)
             self.text(left + 24, center + 4.5, name)
