@@ -42,12 +42,12 @@ def test_letters_in_pictures():
 
 @pytest.mark.nightly
 @pytest.mark.long
-@pytest.mark.parametrize("script", ["charts", "figures", "placements"])
+@pytest.mark.parametrize("script", ["charts", "fsdp_calls", "placements"])
 def test_pictures_are_current(script, tmp_path):
-    """What ranks hold, get and do is still as the pages show it, and so are the charts."""
+    """What ranks hold and FSDP calls is still as the pages show it, and so are the charts."""
     draw(script, tmp_path)
     drawn = list(tmp_path.glob("*.svg"))
-    assert len(drawn) >= 5
+    assert drawn
     for picture in drawn:
         shown = ROOT / "docs" / "assets" / picture.name
         assert picture.read_text() == shown.read_text(), picture.name

@@ -53,27 +53,30 @@ def read_log(log):
 def elastic_ddp(data):
     """The loss of an elastic run over that of an undisturbed one, and its world size."""
     picture = Picture(400, 336, "Loss by epoch with and without a failure, and the world size")
-    looks = {"b line wide": "undisturbed", "a line": "elastic_ddp.py"}
-    losses, worlds = data["losses"], data["worlds"]
-    last_epoch, lowest = losses[-1]
+    losses = data["losses"]
     highest = losses[0][1]
+    last_epoch, lowest = losses[-1]
     epoch_x = Scale(0, last_epoch, LEFT, RIGHT)
     loss_y = Scale(lowest, highest, 210, 28, log=True)
     powers = [10.0**n for n in range(-9, 9) if lowest <= 10.0**n <= highest]
     picture.y_axis(loss_y, LEFT, {power: f"{power:g}" for power in powers}, "loss")
     picture.curve(epoch_x, loss_y, data["undisturbed"], "b line wide")
     picture.curve(epoch_x, loss_y, losses, "a line")
+    picture.legend(230, 40, {"b line wide": "undisturbed", "a line": "elastic_ddp.py"})
+    draw_worlds(picture, epoch_x, [*data["worlds"], (last_epoch, data["worlds"][-1][1])])
+    epochs = range(0, int(last_epoch) + 1, max(1, int(last_epoch) // 5))
+    picture.x_axis(epoch_x, 294, {epoch: epoch for epoch in epochs}, "epochs")
+    return picture
+
+
+def draw_worlds(picture, epoch_x, worlds):
     size_y = Scale(0, 3, 294, 246)
     picture.y_axis(size_y, LEFT, {size: size for size in range(4)}, "world size")
-    for (start, size), (end, next_size) in pairwise([*worlds, (last_epoch, worlds[-1][1])]):
+    for (start, size), (end, next_size) in pairwise(worlds):
         picture.curve(epoch_x, size_y, [(start, size), (end, size)], "a line")
         if next_size < size:
             picture.path(f"M{epoch_x(end):.1f} 28V210m0 36V294", "e dashed line")
-            looks["e dashed line"] = "a node fails"
-    epochs = range(0, int(last_epoch) + 1, max(1, int(last_epoch) // 5))
-    picture.x_axis(epoch_x, 294, {epoch: epoch for epoch in epochs}, "epochs")
-    picture.legend(230, 40, looks)
-    return picture
+            picture.legend(230, 80, {"e dashed line": "a node fails"})
 
 
 def cost_network(bandwidths):
@@ -95,7 +98,7 @@ def cost_network(bandwidths):
 def cost_placement(data):
     """The seconds of a step in each placement, measured and by the formula, for each link."""
     picture = Picture(400, 286, "Seconds per step of three placements, by link")
-    longest = max(max(seconds) for seconds in data["steps"].values())
+    longest = max(max(seconds) for seconds in [*data["steps"].values(), data["formula"]])
     seconds_y = Scale(0, longest, 260, 28)
     marks = [half / 2 for half in range(int(2 * longest) + 1)]
     picture.y_axis(seconds_y, LEFT, {mark: mark for mark in marks}, "seconds per step")

@@ -56,11 +56,9 @@ class Picture:
     def path(self, path, look=""):
         self.paths.setdefault(look, []).append(path)
 
-    def box(self, x, y, width, height, look="", text=""):
+    def box(self, x, y, width, height, look=""):
         across = short(width)
         self.path(f"M{short(x)} {short(y)}h{across}v{short(height)}h-{across}z", look)
-        if text != "":
-            self.text(x + width / 2, y + height / 2 + 4.5, text, "")
 
     def curve(self, x_scale, y_scale, points, look):
         places = (f"{short(x_scale(x))} {short(y_scale(y))}" for x, y in points)
@@ -86,7 +84,7 @@ class Picture:
         for place, (look, name) in enumerate(looks.items()):
             left, center = (x + across * place, y) if across else (x, y + 20 * place)
             if "line" in look:
-                self.path(f"M{left - 4} {center}h24", look)
+                self.path(f"M{left - 6} {center}h24", look)
             else:
                 self.box(left, center - 8, 16, 16, look)
             self.text(left + 24, center + 4.5, name)

@@ -1,0 +1,67 @@
+"""Draws what FSDP gathers and frees in a training step, as a trace on four ranks shows it.
+
+The order of its calls does not depend on the machine, so that a test can compare the picture.
+"""
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.profiler import ProfilerActivity, profile
+
+from tools.pages import ranks
+from tools.pages.picture import Picture
+from tools.pages.ranks import BLOCKS, FOLDER, RANKS
+
+
+def trace():
+    """Returns what FSDP does with which block in a training step, in the CPU's order."""
+    dist.init_process_group("gloo")
+    model = ranks.load("fsdp").GPT(BLOCKS, n_head=1, n_embd=16, context=16, recompute=False)
+    mesh = init_device_mesh("cpu", (RANKS,))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    with profile(activities=[ProfilerActivity.CPU]) as prof:
+        model(torch.zeros(1, 16, dtype=torch.long)).sum().backward()
+    calls = sorted(prof.events(), key=lambda event: event.time_range.start)
+    names = [event.name.removeprefix("FSDP::") for event in calls if "FSDP::" in event.name]
+    kinds = {
+        "all_gather": "gather",
+        "all_gather_copy_out": "use",
+        "post_forward": "free",
+        "post_backward_reshard": "free",
+        "post_backward_reduce": "reduce",
+    }
+    # A name is like "all_gather (blocks.0)".
+    return [
+        (kinds[kind], int(module[-2]))
+        for kind, _, module in (name.partition(" (blocks.") for name in names)
+        if module and kind in kinds
+    ]
+
+
+def draw(path, steps):
+    """Draws a row per block: when it is gathered, in use, and freed, in the order of `steps`."""
+    picture = Picture(400, 208, "FSDP gathers and frees the blocks of a GPT in a training step")
+    left, width = 57, 340 / len(steps)
+    backward = steps.index(["free", BLOCKS - 1]) + 1  # it begins with the last block
+    picture.text(left, 15, "forward")
+    picture.text(left + backward * width, 15, "backward")
+    looks = {"gather": "a dashed", "use": "a", "reduce": "b"}
+    for block in range(BLOCKS):
+        top = 24 + 30 * block
+        picture.text(4, top + 16, f"block {block}")
+        own = [(i, kind) for i, (kind, of) in enumerate(steps) if of == block]
+        for (start, kind), (end, _) in zip(own, [*own[1:], (own[-1][0] + 1, "")], strict=True):
+            if kind in looks:
+                picture.box(left + start * width, top, (end - start) * width, 22, looks[kind])
+    picture.path("M57 150h340m-5-4l5 4l-5 4")
+    picture.text(left + 170, 168, "in the order of the calls", "")
+    names = ("all-gather", "in use", "reduce-scatter")
+    picture.legend(4, 192, dict(zip(looks.values(), names, strict=True)), across=130)
+    picture.save(path)
+
+
+if __name__ == "__main__":
+    draw(FOLDER / "fsdp.svg", ranks.run(trace)[0])
