@@ -8,6 +8,7 @@ Draws the medians, by phase: runs/recovery.svg
 import argparse
 import contextlib
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -24,6 +25,7 @@ from torch.distributed import TCPStore
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT))
 from tools.pages.charts import draw  # noqa: E402
+from tools.processes import environments  # noqa: E402
 
 TIMEOUT_S = 300
 # Runs a script in a process that tells what it has done so far. What each phase ends with is what
@@ -96,7 +98,7 @@ class Node:
         self.mark = f"NODE={uuid.uuid4()}"
         with log.open("w") as file:
             self.process = subprocess.Popen(
-                command.split(),
+                shlex.split(command),
                 cwd=folder,
                 env=os.environ
                 | {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -109,14 +111,7 @@ class Node:
 
     def pids(self):
         """Returns the process ids of this node: torchrun and its worker, or the script alone."""
-        pids = []
-        for environ in Path("/proc").glob("[0-9]*/environ"):
-            try:
-                if self.mark.encode() in environ.read_bytes():
-                    pids.append(int(environ.parent.name))
-            except OSError:
-                continue  # it has just ended
-        return pids
+        return [pid for pid, text in environments().items() if self.mark in text]
 
     def kill(self, pids):
         for pid in pids:
@@ -153,13 +148,14 @@ def ways(store_port, coordinator_port):
         "torchrun --nnodes=1:3 --nproc_per_node=1 --max-restarts=100 --rdzv_id={run}"
         f" --rdzv_backend=c10d --rdzv_endpoint=localhost:{store_port}"
     )
-    script = f"timed.py {ROOT}/elastic_ddp.py 100000 100000"
-    regroup = f"timed.py {ROOT}/recipes/regroup.py 100000 100000"
+    root, python = shlex.quote(str(ROOT)), shlex.quote(sys.executable)
+    script = f"timed.py {root}/elastic_ddp.py 100000 100000"
+    regroup = f"timed.py {root}/recipes/regroup.py 100000 100000"
     coordinator = f"--coordinator localhost:{coordinator_port}"
     return [
         Way("torchrun, its defaults", RESTART_PHASES, f"{torchrun} {script}"),
         Way("torchrun, stage 6", RESTART_PHASES, f"{torchrun} --rdzv_conf={FAST_CONF} {script}"),
-        Way("regroup.py", REGROUP_PHASES, f"{sys.executable} {regroup} {coordinator}"),
+        Way("regroup.py", REGROUP_PHASES, f"{python} {regroup} {coordinator}"),
     ]
 
 

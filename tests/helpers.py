@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 import singlegpu
+from tools.processes import environments
 from tools.steps import STEPS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -174,15 +175,10 @@ class Job:
     def processes(self):
         """Returns the environment of each process of this job, orphans included, by process id."""
         found = {}
-        for environ in Path("/proc").glob("[0-9]*/environ"):
-            try:
-                variables = environ.read_bytes().decode(errors="replace").split("\0")
-            except OSError:
-                continue
+        for pid, environment in environments().items():
+            variables = environment.split("\0")
             if self.marker in variables:
-                found[int(environ.parent.name)] = dict(
-                    v.split("=", 1) for v in variables if "=" in v
-                )
+                found[pid] = dict(v.split("=", 1) for v in variables if "=" in v)
         return found
 
     def end(self):

@@ -194,28 +194,6 @@ def test_sigterm_keeps_the_last_step(shell):
     assert load(shell.folder / "snapshot.pt")["loss"] == pytest.approx(losses[-1], rel=1e-6)
 
 
-def test_sigterm_with_data_workers(shell):
-    """torchrun signals the whole process group of a rank, but not those that load its data."""
-    command = f"torchrun --standalone --nproc_per_node=2 {SCRIPT} 1000 1000 --num_workers 1"
-    job = shell.start(f"{command} --save_every_steps 7")
-    job.wait_for("saved", times=3)
-    os.kill(job.torchrun(), signal.SIGTERM)
-    assert job.wait() != 0
-    assert "stopped by a signal" in job.output and "DataLoader worker" not in job.output
-    assert check_snapshot(shell.folder / "snapshot.pt") == positions(job.output)[-1]
-
-
-def test_epochs_of_one_step(shell):
-    """Steps are counted over the epochs: it saves every seventh, and stops at a signal."""
-    job = shell.ranks(f"{SCRIPT} 100000 100000 --global_batch_size 2048 --save_every_steps 7", 2)
-    job.wait_for("saved", times=3)
-    job.signal(signal.SIGTERM)
-    job.fails("stopped by a signal")
-    steps = [epochs + samples // 2048 for epochs, samples in positions(job.output)]
-    assert steps[:3] == [7, 14, 21]
-    assert steps[-1] > 21 and steps[-1] % 10 == 0
-
-
 def test_sigterm_to_one_of_three(shell):
     """All nodes stop after the same step and save it, without an error in any collective."""
     folders = [shell.folder / name for name in "abc"]

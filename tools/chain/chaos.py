@@ -10,6 +10,7 @@ rounding of so many steps would hide a fault's traces.
 
 import argparse
 import collections
+import contextlib
 import math
 import os
 import random
@@ -23,6 +24,7 @@ from pathlib import Path
 
 import torch
 
+from tools.processes import environments
 from tools.steps import ROOT
 
 POSITION = re.compile(r"epoch (\d+) \+ (\d+) samples")
@@ -39,13 +41,11 @@ def kill(node, mark="SLURM_STEP_ID=", signum=signal.SIGKILL):
     """Signals the node's processes with `mark`, a pattern, in their environment or command line."""
     init_pid = (Path(shutil.which("on")).parent.parent / node / "pid").read_text().strip()
     network = os.stat(f"/proc/{init_pid}/ns/net").st_ino
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            text = (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
-            if os.stat(process / "ns" / "net").st_ino == network and re.search(mark.encode(), text):
-                os.kill(int(process.name), signum)
-        except OSError:
-            continue  # it has just ended
+    for pid, environment in environments().items():
+        with contextlib.suppress(OSError):  # it has just ended
+            text = environment + Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+            if os.stat(f"/proc/{pid}/ns/net").st_ino == network and re.search(mark, text):
+                os.kill(pid, signum)
 
 
 def slurmd_start(node):
