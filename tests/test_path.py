@@ -21,7 +21,7 @@ ON_A_CLUSTER = re.compile(r"(\w+=\S+ )*(sbatch|srun|squeue|scancel|sinfo|scontro
 CLUSTER_SHELL = re.compile(r"slurm/pocket-cluster( -\S+ \S+)*$")
 
 
-class Exceptional(NamedTuple):
+class Row(NamedTuple):
     """Commands that are not just typed, or with `why` alone: commands and texts that are left out.
 
     Some do not end by themselves: `until` is what they print first. After that they run on, and
@@ -40,115 +40,81 @@ class Exceptional(NamedTuple):
 
     @property
     def is_left_out(self):
-        return self == Exceptional(self.where, self.why)
+        return self == Row(self.where, self.why)
 
 
+PY_SPY = "pgrep -f -- '-u barrier.py' | xargs -n 1 py-spy dump --pid"
+SLOW = "on node3 tc qdisc replace dev eth0 root tbf rate 20mbit burst 64kb latency 300ms"
+PYTHON_FENCE = "sed -n '/^```python/,/^```$/{/^```/!p}'"
+STACKS = "grep -l 'File .*timer.py' logs/timer/*/*/*/stderr.log | wc -l"
+HANGS = "0 of 50 epochs done"
 EXCEPTIONS = [
-    Exceptional("README.md: make run", "index.md shows it again"),
-    Exceptional("README.md: make test", "is what runs these tests"),
-    Exceptional(
-        "index.md: make run",
-        "test_project.py runs it with Slurm, too",
-        typed=("make run", "python -m tools.chain.run --no-slurm"),
-    ),
-    Exceptional(".*: make check ", "tests/test_check.py checks files: the reader's is not there"),
-    Exceptional(".*: diff ", "diff ends with 1 where it finds something", status=1),
-    Exceptional(
-        r"multigpu_torchrun.md: torchrun .* killed.pt",
-        "is killed from a second terminal",
-        until="epoch 100 ",
-    ),
-    Exceptional(
-        r"(multinode|elastic_ddp|own_disks|regroup).md: (\. |export |mkdir )",
-        "in each terminal",
-        joined=("", "", ""),
-    ),
-    Exceptional("multinode.md: torchrun ", "on two nodes", joined=("", "")),
-    Exceptional(
-        "preemptible.md: torchrun ", "is stopped", until="saved preemptible.pt", stop=True, status=1
-    ),
-    Exceptional(
+    Row("README.md: make run", "index.md shows it again"),
+    Row("README.md: make test", "is what runs these tests"),
+    Row("index.md: make run", "quicker", ("make run", "python -m tools.chain.run --no-slurm")),
+    Row(".*: make check ", "test_check.py checks files: the reader's is not there"),
+    Row(".*: diff ", "diff ends with 1 where it finds something", status=1),
+    Row("multigpu_torchrun.md: .* killed.pt", "a second terminal kills it", until="epoch 100 "),
+    Row(r"(multinode|elastic_ddp|own_disks|regroup).md: (\. |ex|mk)", "each", joined=("",) * 3),
+    Row("multinode.md: torchrun ", "on two nodes", joined=("",) * 2),
+    Row("preemptible.md: torch", "Ctrl-C", until="saved preemptible.pt", stop=True, status=1),
+    Row(
         "elastic_ddp.md: torchrun ",
         "three nodes, of which the last one leaves",
         joined=("of 2 starts", "of [46] starts", r"(?s)of 6 starts.*\d of 5000 epochs done"),
         stop=True,
     ),
-    Exceptional(
+    Row(
         "own_disks.md: torchrun ",
         "two nodes",
-        joined=("of 2 starts", r"(?s)of 4 starts.*saved own_disks.pt"),
+        joined=("of 2 starts", "(?s)of 4 starts.*saved own_disks.pt"),
     ),
-    Exceptional(
+    Row(
         "regroup.md: python recipes/regroup.py ",
         "three processes, of which the last one is killed",
-        joined=("group 1: 1 processes", "group 2: 2 processes", "group 3: 3 processes"),
+        joined=[f"group {number}: {number} processes" for number in (1, 2, 3)],
     ),
-    Exceptional(
-        "first_job.md: make ",
-        "the environment is that of these tests",
-        typed=("make", "make -o requirements.txt -o constraints.txt"),
-    ),
-    Exceptional(
+    Row("first_job.md: make ", "is there", ("make", "make -o requirements.txt -o constraints.txt")),
+    Row(
         "first_job.md: sbatch .*check_cluster.py",
         "with a slow node, and fewer ranks",
-        before="on node3 tc qdisc replace dev eth0 root tbf rate 20mbit burst 64kb latency 300ms",
-        typed=("node=4", "node=1"),
+        ("node=4", "node=1"),
+        before=SLOW,
         until="slow nodes: .*node3",
     ),
-    Exceptional("first_job.md: 0: node  ", "speeds"),
-    Exceptional(".*: sudo ", "changes the machine"),
-    Exceptional("launchers.md: sbatch .*node=4", "fewer ranks", typed=("node=4", "node=1")),
-    Exceptional("launchers.md: .*submit.py", "fewer ranks", typed=("node 4", "node 1")),
-    Exceptional("job_files.md: (logs/|JobID| +JobState)", "test_lines_for_job_files"),
-    Exceptional(
-        "recipes/index.md: git merge-file", "a file of one's own", before="cp multinode.py mine.py"
-    ),
-    Exceptional("monitor.md: tensorboard ", "a server", until=r"to quit\)", stop=True),
-    Exceptional("verify.md: torchrun .*faulty.py", "fails, as the page says", status=1),
-    Exceptional(
+    Row("first_job.md: 0: node  ", "speeds"),
+    Row(".*: sudo ", "changes the machine"),
+    Row("launchers.md: sbatch .*node=4", "fewer ranks", ("node=4", "node=1")),
+    Row("launchers.md: .*submit.py", "fewer ranks", ("node 4", "node 1")),
+    Row("job_files.md: ", "test_lines_for_job_files in test_slurm.py does that"),
+    Row("index.md: git merge-file", "a file of one's own", before="cp multinode.py mine.py"),
+    Row("monitor.md: tensorboard ", "a server", until=r"to quit\)", stop=True),
+    Row("verify.md: torchrun .*faulty.py", "fails, as the page says", status=1),
+    Row(
         "verify.md: torchrun .*trace_nan.py",
         "fails, too, with the code of the page",
-        before="sed -n '/^```python/,/^```$/{/^```/!p}' docs/recipes/verify.md > trace_nan.py",
+        before=f"{PYTHON_FENCE} docs/recipes/verify.md > trace_nan.py",
         status=1,
     ),
-    Exceptional("images.md: (Global|step 1|RuntimeError)", "tests/test_images.py runs that"),
-    Exceptional(
-        "step_timeout.md: torchrun ", "a rank of it is stopped", until="saved step_timeout.pt"
-    ),
-    Exceptional("step_timeout.md: sbatch ", "tests/test_step_timeout.py makes that file"),
-    Exceptional("cost.md: python ", "tests/test_cost.py does that"),
-    Exceptional("(errors|hangs).md: ", "tests/test_hangs.py and others provoke that"),
-    Exceptional("debugging.md: torchrun .*barrier.py", "hangs", until="0 of 50 epochs done"),
-    Exceptional(
-        "debugging.md: pgrep",
-        "once it hangs",
-        before="until pgrep -f -- '-u barrier.py' | xargs -n 1 py-spy dump --pid"
-        " | grep _save_snapshot; do sleep 1; done",
-    ),
-    Exceptional(
-        "debugging.md: tr ",
-        "the first one has rank 0",
-        typed=("NUMBER", "$(pgrep -f -- '-u barrier.py' | head -n 1)"),
-    ),
-    Exceptional(
+    Row("images.md: (Global|step 1|RuntimeError)", "test_images.py runs that"),
+    Row("step_timeout.md: torchrun ", "a second terminal stops it", until="saved step_timeout.pt"),
+    Row("step_timeout.md: sbatch ", "test_step_timeout.py makes that file"),
+    Row("cost.md: python ", "test_cost.py does that"),
+    Row("(errors|hangs).md: ", "test_hangs.py and others provoke that"),
+    Row("debugging.md: torchrun .*(barrier|timer).py", "hangs", until=HANGS),
+    Row("debugging.md: pgrep", "wait", before=f"until {PY_SPY} | grep _save_s; do sleep 1; done"),
+    Row("debugging.md: tr ", "rank 0", ("NUMBER", "$(pgrep -f -- '-u barrier.py' | head -n 1)")),
+    Row(
         "debugging.md: squeue ",
         "a job that hangs",
         before="sbatch --gpus-per-node=1 slurm/multinode.sbatch barrier.py 50 10",
     ),
-    Exceptional(
-        "debugging.md: srun ", "no shell", typed=("NODE --pty bash", "node2 --pty hostname")
-    ),
-    Exceptional("debugging.md: sed .*timer.py", "sooner", typed=("(20)", "(2)")),
-    Exceptional("debugging.md: torchrun .*timer.py", "hangs", until="0 of 50 epochs done"),
-    Exceptional("debugging.md: logs/timer", "ls lists that next"),
-    Exceptional(
-        "debugging.md: tail ",
-        "once both ranks have written their stacks",
-        before="until [ $(grep -l 'File .*timer.py' logs/timer/*/*/*/stderr.log | wc -l) = 2 ];"
-        " do sleep 1; done",
-    ),
-    Exceptional("debugging.md: (torchfrtrace |  error_file)", "tests/test_hangs.py provokes that"),
-    Exceptional("debugging.md: torchrun .*stopped.py", "tests/test_hangs.py answers the debugger"),
+    Row("debugging.md: srun ", "no shell", ("NODE --pty bash", "node2 --pty hostname")),
+    Row("debugging.md: sed .*timer.py", "sooner", ("(20)", "(2)")),
+    Row("debugging.md: logs/timer", "ls lists that next"),
+    Row("debugging.md: tail ", "wait", before=f"until [ $({STACKS}) = 2 ]; do sleep 1; done"),
+    Row("debugging.md: (torchfr|  error_file)", "test_hangs.py provokes that"),
+    Row("debugging.md: torchrun .*stopped.py", "test_hangs.py answers the debugger"),
 ]
 
 
@@ -269,7 +235,7 @@ class Reader:
                 if last == "text":
                     self.starts = {t: len(t.output) for t in self.terminals}
                 self.text_is_due = True
-                self.type(text, row or Exceptional("", ""))
+                self.type(text, row or Row("", ""))
             last = kind
         for terminal in self.terminals:
             terminal.interrupt()
