@@ -57,7 +57,7 @@ EXCEPTIONS = [
     Row("multigpu_torchrun.md: .* killed.pt", "a second terminal kills it", until="epoch 100 "),
     Row(r"(multinode|elastic_ddp|own_disks|regroup).md: (\. |ex|mk)", "each", joined=("",) * 3),
     Row("multinode.md: torchrun ", "on two nodes", joined=("",) * 2),
-    Row("preemptible.md: torch", "Ctrl-C", until="saved preemptible.pt", stop=True, status=1),
+    Row("preemptible.md: torch", "Ctrl-C", until="saved preemptible.pt", stop=True),
     Row(
         "elastic_ddp.md: torchrun ",
         "three nodes, of which the last one leaves",
@@ -240,6 +240,8 @@ class Reader:
         for terminal in self.terminals:
             terminal.interrupt()
         self.leave_cluster()
+        for terminal in self.terminals:
+            terminal.bash.close(force=True)
 
     def type(self, command, row):
         if row.typed:
@@ -328,7 +330,7 @@ class Reader:
         saved = re.search(r"--snapshot_path (\S+)", command)
         if printed:
             terminal.enter(printed[1].replace("-qF", "-n +1 -qF"))
-        elif re.search(r"^Submitted batch job", terminal.read(), re.M) and (saved or until):
+        elif self.login_host and "\nSubmitted batch job" in terminal.read() and (saved or until):
             log = f"*-{self.job()}.out"
             terminal.enter(f"until ls {log}; do sleep 1; done; tail -n +1 -F {log}")
         else:

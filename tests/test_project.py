@@ -36,6 +36,7 @@ def test_steps_are_short(step):
         assert row.endswith(f" {printed.strip()} |")
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 def test_make_run_trains_with_every_stage():
     output = subprocess.run(
