@@ -1,7 +1,6 @@
 """docs/cheat_sheet.md: its commands, typed into a terminal on the pocket cluster."""
 
 import re
-from types import SimpleNamespace
 
 from helpers import ROOT, needs_slurm
 from test_path import Terminal
@@ -21,7 +20,7 @@ def test_commands(tmp_path):
     (environment / "torchrun").write_text("#!/bin/sh\necho started; exec sleep 1000\n")
     (environment / "torchrun").chmod(0o755)
     assert len(COMMANDS) == 22
-    terminal = Terminal(tmp_path, SimpleNamespace(next=lambda kind, command: None))
+    terminal = Terminal(tmp_path)
     terminal.run("slurm/pocket-cluster -n 2 -g 4")
     job = None
     for command, elsewhere in COMMANDS:
@@ -34,21 +33,16 @@ def test_commands(tmp_path):
             terminal.sees("started")
             terminal.interrupt()
             continue
-        assert terminal.prompt() == 0, terminal.output
-        if submitted := re.search(r"Submitted batch job (\d+)", terminal.output):
+        assert terminal.status() == 0, terminal.output
+        if submitted := re.search(r"Submitted batch job (\d+)", terminal.read()):
             job = submitted[1]
         if "--pty" in command:
-            terminal.enter("exit")
-            assert terminal.prompt() == 0, terminal.output
+            terminal.run("exit")
     for ending, shown in [("exit 1", "1:0"), ("kill -9 $$", "0:9")]:
-        terminal.enter(f"sbatch --output=/dev/null --wrap '{ending}'")
-        terminal.sees(r"Submitted batch job (\d+)")
-        job = terminal.bash.match[1]
-        terminal.prompt()
+        terminal.run(f"sbatch --output=/dev/null --wrap '{ending}'")
+        job = re.search(r"Submitted batch job (\d+)", terminal.read())[1]
         ended = f"scontrol show job {job} | grep -E 'JobState=(FAILED|COMPLETED)'"
-        terminal.enter(f"until {ended}; do sleep 0.1; done; scontrol show job {job}")
-        terminal.sees(f"ExitCode={shown}")
-        terminal.prompt()
-        assert "JobState=FAILED" in terminal.output
+        terminal.run(f"until {ended}; do sleep 0.1; done; scontrol show job {job}")
+        assert f"ExitCode={shown}" in terminal.read() and "JobState=FAILED" in terminal.read()
     terminal.enter("exit")
-    terminal.prompt()
+    terminal.status()

@@ -1,18 +1,15 @@
 """What errors.md, hangs.md and debugging.md in docs/ say that one sees when it fails, provoked."""
 
-import os
 import re
 import signal
 import socket
 import sys
-import time
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import ROOT, TIMEOUT_S, documented_error, needs_slurm
-from test_path import Reader, Terminal, fences
+from helpers import ROOT, documented_error, needs_slurm
+from test_path import Terminal, agrees
 from torch import nn
 
 # Two scripts that do no more than is needed here, since torch takes its time to start as it is.
@@ -254,188 +251,14 @@ def test_comparing_collectives_crashes_ddp(shell):
     assert documented_error("Fatal Python error: Segmentation fault") in job.output
 
 
-# What docs/debugging.md tells to type, and what one then sees: a test for each of its sections.
-
-DEBUGGING = ROOT / "docs" / "debugging.md"
-SECTIONS = [
-    "A run that hangs",
-    "The stack of each rank",
-    "On a node of a job",
-    "A timer in the script",
-    "A rank that fails",
-    "The flight recorder",
-    "A debugger",
-]
+# What docs/debugging.md shows, and tests/test_path.py does not type.
 
 
-class Section(Reader):
-    """Follows one section of docs/debugging.md."""
-
-    def __init__(self, heading):
-        assert heading in SECTIONS
-        self.unread = [("debugging.md", *shown) for shown in fences(SectionText(heading))]
-
-
-class SectionText:
-    def __init__(self, heading):
-        self.heading = heading
-
-    def read_text(self):
-        return DEBUGGING.read_text().partition(f"\n## {self.heading}\n")[2].partition("\n## ")[0]
-
-
-def test_every_section_has_a_test():
-    headings = re.findall(r"^## (.*)", DEBUGGING.read_text(), re.MULTILINE)
-    assert [heading for heading in headings if fences(SectionText(heading))] == SECTIONS
-
-
-@pytest.fixture
-def terminal(shell):
-    """Opens terminals in a folder like this repository's, where Python is active."""
-    for path in [*ROOT.glob("*.py"), ROOT / "slurm"]:
-        (shell.folder / path.name).symlink_to(path)
-    (shell.folder / ".venv").symlink_to(sys.prefix)
-    opened = []
-
-    def start(reader):
-        terminal = Terminal(shell.folder, reader)
-        opened.append(terminal)
-        terminal.enter(". .venv/bin/activate")
-        assert terminal.prompt() == 0
-        terminal.enter("export OMP_NUM_THREADS=1")
-        assert terminal.prompt() == 0
-        return terminal
-
-    yield start
-    for terminal in opened:
-        terminal.bash.close(force=True)
-
-
-def repeats_until_shown(terminal, command):
-    """Types a command again and again, until its output has the lines that the page shows next."""
-    deadline = time.monotonic() + TIMEOUT_S
-    unread = list(terminal.reader.unread)
-    while True:
-        terminal.enter(command)
-        terminal.prompt()
-        try:
-            return terminal.shows_next()
-        except AssertionError:
-            if time.monotonic() > deadline:
-                raise
-            terminal.reader.unread[:] = unread
-
-
-WITH_BARRIER = r"sed 's/^        snapshot = {/        dist.barrier()\n&/' multinode.py > barrier.py"
-PY_SPY = """pgrep -u "$(id -u)" -f -- '-u barrier.py' | xargs -n 1 py-spy dump --pid"""
-
-
-def py_spy_may_look():
-    """Returns whether the system lets this user look into processes that are not its children."""
-    scope = Path("/proc/sys/kernel/yama/ptrace_scope")
-    return os.geteuid() == 0 or not scope.exists() or scope.read_text().strip() == "0"
-
-
-def quits(terminal):
-    """Presses Ctrl-\\ as the page says, and returns the exit status; Ctrl-C takes 30 seconds."""
-    terminal.bash.sendcontrol("\\")
-    return terminal.prompt()
-
-
-def is_in(folder, pid):
-    return Path(f"/proc/{pid}/cwd").resolve() == folder.resolve()
-
-
-@pytest.mark.path
-@pytest.mark.skipif(not py_spy_may_look(), reason="set kernel.yama.ptrace_scope to 0 for py-spy")
-def test_stack_of_each_rank(terminal, shell):
-    reader = Section("A run that hangs")
-    one = terminal(reader)
-    one.run(WITH_BARRIER)
-    one.start(
-        "torchrun --standalone --nproc_per_node=2 barrier.py 50 10 --snapshot_path barrier.pt"
-    )
-    assert not reader.unread
-    one.sees("0 of 50 epochs done")
-    reader = Section("The stack of each rank")
-    two = terminal(reader)
-    two.run(". .venv/bin/activate")
-    reader.next("sh", PY_SPY)
-    repeats_until_shown(two, PY_SPY)
-    # Rank 0 saves, so it is the one in the barrier. Another test may run such a script, too.
-    (number,) = (
-        dump.split(":")[0]
-        for dump in re.split(r"^Process ", two.output, flags=re.MULTILINE)
-        if "_save_snapshot" in dump and is_in(shell.folder, dump.split(":")[0])
-    )
-    environment = r"tr '\0' '\n' < /proc/NUMBER/environ | grep '^RANK'"
-    two.run(environment, ("NUMBER", number))
-    two.shows_next()
-    assert not reader.unread
-    assert "saved" not in one.output and quits(one) != 0
-
-
-@pytest.mark.path
-@needs_slurm
-def test_node_of_a_job(terminal):
-    reader = Section("On a node of a job")
-    one = terminal(reader)
-    one.enter(WITH_BARRIER.replace("barrier.py", "job.py"))
-    one.prompt()
-    one.enter("slurm/pocket-cluster -n 2 -g 1")
-    one.prompt()
-    one.enter("sbatch --gpus-per-node=1 slurm/multinode.sbatch job.py 50 10 --snapshot_path job.pt")
-    assert one.prompt() == 0
-    job = re.search(r"job (\d+)", one.output)[1]
-    one.enter(f"tail -n +1 -F multinode-{job}.out")
-    one.sees("0 of 50 epochs done")
-    one.interrupt()
-    one.run("squeue --jobs=JOB", ("JOB", job))
-    assert "node[1-2]" in one.output
-    one.start(
-        "srun --jobid=JOB --overlap --nodelist=NODE --pty bash", ("JOB", job), ("NODE", "node2")
-    )
-    one.prompt()
-    one.enter("hostname; . .venv/bin/activate")
-    one.prompt()
-    assert "node2" in one.output and not reader.unread
-    # The nodes of a pocket cluster see each other's processes: this shows the ranks of both.
-    shown = Section("The stack of each rank").unread[2]
-    reader.unread = [tuple(text.replace("barrier.p", "job.p") for text in shown)]
-    repeats_until_shown(one, PY_SPY.replace("barrier.py", "job.py"))
-    for command in ("exit", f"scancel {job}", "exit"):
-        one.enter(command)
-        one.prompt()
-
-
-@pytest.mark.path
-def test_timer(terminal):
-    reader = Section("A timer in the script")
-    one = terminal(reader)
-    one.enter(WITH_BARRIER)
-    one.prompt()
-    one.run(
-        r"sed -e 's/^import argparse/&\nimport faulthandler/'"
-        r" -e 's/^        self.optimizer.zero_grad/"
-        r"        faulthandler.dump_traceback_later(20)\n&/'"
-        " barrier.py > timer.py",
-        ("(20)", "(2)"),
-    )
-    one.start(
-        "torchrun --standalone --nproc_per_node=2 --log-dir logs/timer --tee 3"
-        " timer.py 50 10 --snapshot_path timer.pt"
-    )
-    one.sees("0 of 50 epochs done")
-    two = terminal(reader)
-    files = reader.unread.pop(0)
-    two.run("ls logs/timer/*/attempt_0/*/*")
-    tail = reader.next("sh", "tail -n 10 logs/timer/*/attempt_0/*/stderr.log")
-    stacks = reader.unread.pop(0)
-    reader.unread = [files, stacks]
-    two.shows_next()
-    repeats_until_shown(two, tail)
-    one.sees(r"\[default1\]:.*timer.py")
-    assert not reader.unread and quits(one) != 0
+def shown(start):
+    """Returns the output on that page that starts so."""
+    page = (ROOT / "docs" / "debugging.md").read_text()
+    (text,) = re.findall(rf"^```text\n({re.escape(start)}.*?)^```", page, re.DOTALL | re.MULTILINE)
+    return text
 
 
 def test_timer_ends_the_job(shell):
@@ -454,7 +277,7 @@ def test_timer_ends_the_job(shell):
 
 def test_rank_fails(shell):
     """torchrun shows the traceback and saves it if main has @record, or else only redirects it."""
-    ((_, _, shown),) = Section("A rank that fails").unread
+    no_traceback = shown("  error_file")
     record = "from torch.distributed.elastic.multiprocessing.errors import record\n"
     main = "def main():\n    raise ValueError('no loss')\nmain()\n"
     (shell.folder / "without").write_text(main)
@@ -465,51 +288,37 @@ def test_rank_fails(shell):
         (file,) = (shell.folder / f"{name}.logs").glob(f"*/attempt_0/0/{saved}")
         assert "ValueError: no loss" in file.read_text()
         root_cause = job.output.partition("Root Cause")[2]
-        assert (shown in root_cause) == (name == "without")
+        assert (no_traceback in root_cause) == (name == "without")
         assert ("ValueError: no loss" in job.output) == (name == "with")
 
 
-@pytest.mark.path
-def test_flight_recorder(terminal, shell):
+def test_flight_recorder(shell):
     """The analyzer finds the difference, in records of gloo instead of NCCL."""
-    reader = Section("The flight recorder")
-    one = terminal(reader)
-    one.run("mkdir -p traces")
-    one.run("export TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1")
-    one.run("export TORCH_FR_DUMP_TEMP_FILE=$PWD/traces/rank_")
     (shell.folder / "recorded").write_text(RECORDED)
-    job = shell.start("torchrun --standalone --nproc_per_node=2 recorded traces")
+    (shell.folder / "traces").mkdir()
+    command = "torchrun --standalone --nproc_per_node=2 recorded traces"
+    job = shell.start(command, TORCH_FR_BUFFER_SIZE="2000")
     job.wait_for("saved", times=2)
-    one.run("torchfrtrace --prefix rank_ traces")
-    one.shows_next()
-    assert not reader.unread
+    analyzer = shell.start("torchfrtrace --prefix rank_ traces")
+    assert analyzer.wait() == 0 and agrees(analyzer.output, shown("collective: "))
 
 
 @pytest.mark.path
-def test_debugger(terminal, shell):
-    reader = Section("A debugger")
-    one = terminal(reader)
-    one.run(
-        r"sed 's/^        loss.backward()/        dist.breakpoint(rank=0)\n&/'"
-        " multinode.py > stopped.py"
-    )
-    one.start("torchrun --standalone --nproc_per_node=2 stopped.py 1 1 --snapshot_path stopped.pt")
+def test_debugger(shell):
+    terminal = Terminal(shell.folder)
+    terminal.run(f". {sys.prefix}/bin/activate")
+    source = (ROOT / "multinode.py").read_text()
+    stopped = "        dist.breakpoint(rank=0)\n        loss.backward()"
+    (shell.folder / "stopped.py").write_text(source.replace("        loss.backward()", stopped))
+    terminal.enter("torchrun --standalone --nproc_per_node=2 stopped.py 1 1")
     for command in ("up", "p inputs.shape, loss", "c"):
-        one.sees(r"\(Pdb\) ")
-        one.bash.sendline(command)
-    one.sees("ATTENTION")  # the next step
-    one.sees(r"\(Pdb\) ")
-    one.shows_next()
-    assert not reader.unread
-    one.bash.sendline("q")
-    assert one.prompt() != 0
-    (shell.folder / "alone").write_text("loss = 0.5\nbreakpoint()\n")
-    one.enter("torchrun --standalone --nproc_per_node=1 alone")
-    one.sees(r"\(Pdb\) ")
-    one.bash.sendline("p loss")
-    one.sees(r"\n0\.5\r")
-    one.bash.sendline("c")
-    assert one.prompt() == 0
+        terminal.sees(r"\(Pdb\) $")
+        terminal.enter(command)
+    terminal.sees(r"(?s)ATTENTION.*\(Pdb\) $")  # the next step
+    assert agrees(terminal.output, shown("(Pdb) up"))
+    terminal.enter("q")
+    assert terminal.status() != 0
+    terminal.bash.close(force=True)
     (shell.folder / "stopped").write_text(ONE_RANK_STOPPED)
     no_terminal = shell.start("python stopped")
     assert no_terminal.wait() == 1 and "bdb.BdbQuit" in no_terminal.output

