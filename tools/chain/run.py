@@ -132,12 +132,14 @@ def main():
     changes = {STEPS[0].base: ""} | {s.file: str(changed_lines(s.base, s.file)) for s in STEPS}
     gpus = torch.cuda.device_count()
     epochs = " ".join(arg for arg in sys.argv[1:] if arg != "--no-slurm") or "50 10"
+    total, save_every = f"{epochs} 10".split()[:2]
     rows = []
     for script, changed in changes.items():
         output = elastic(gpus, epochs) if script == "elastic_ddp.py" else None
         output = output or run(*commands(script, gpus, epochs))
-        losses = re.findall(r"epoch ([1-9]\d*)(?: \+ 0 samples)? \| loss (\S+)", output)
-        (first, loss), (last, final) = losses[0], losses[-1]
+        losses = dict(re.findall(r"epoch ([1-9]\d*)(?: \+ 0 samples)? \| loss (\S+)", output))
+        first, last = min(save_every, total, key=int), total
+        loss, final = losses[first], losses[last]
         rows.append([script, f"{loss} (epoch {first})", f"{final} (epoch {last})", changed])
         print()
     missing = [tool for tool in ("slurmctld", "munged", "ip") if not which(tool)]
