@@ -109,7 +109,12 @@ EXCEPTIONS = [
         "a job that hangs",
         before="sbatch --gpus-per-node=1 slurm/multinode.sbatch barrier.py 50 10",
     ),
-    Row("debugging.md: srun ", "no shell", ("NODE --pty bash", "node2 --pty hostname")),
+    Row(
+        "debugging.md: srun ",
+        "no shell",
+        ("NODE --pty bash", "node2 --pty hostname"),
+        before="until squeue | grep ' R '; do sleep 1; done",
+    ),
     Row("debugging.md: sed .*timer.py", "sooner", ("(20)", "(2)")),
     Row("debugging.md: logs/timer", "ls lists that next"),
     Row("debugging.md: tail ", "wait", before=f"until [ $({STACKS}) = 2 ]; do sleep 1; done"),
