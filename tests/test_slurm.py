@@ -192,23 +192,6 @@ def test_more_nodes_and_interactive(ranks, shell):
     assert ranks == [f"rank {n} of 4" for n in range(4)]
 
 
-def test_torchrun_by_hand_on_each_node(ranks, shell):
-    """No Slurm step; options on one node, variables on the other, and fewer processes."""
-    options = "--rdzv_backend=c10d --rdzv_endpoint=node1:29400"
-    job = ranks(
-        f"""
-        source .venv/bin/activate
-        export OMP_NUM_THREADS=1 TORCH_CPP_LOG_LEVEL=ERROR
-        on node1 torchrun --nnodes=2 --nproc_per_node=4 {options} multinode.py 50 10 &
-        export PET_RDZV_BACKEND=c10d PET_RDZV_ENDPOINT=node1:29400
-        on node2 torchrun --nnodes=2 --nproc_per_node=2 multinode.py 50 10
-        wait $!
-        """
-    )
-    job.wait()
-    assert sorted(ranks_in(job.output)) == [f"rank {n} of 6" for n in range(6)], job.output
-
-
 # Makes the training last for long enough, and notes the position at which each step starts.
 PAUSE = """
 run_batch = script.Trainer._run_batch
@@ -354,24 +337,6 @@ def test_failure_fails_the_job(cluster, shell):
     assert job.wait() == 1
     assert "FAILED" in job.output
     assert "RuntimeError: no such luck ['50', '10']" in log(shell.folder, "multinode")
-
-
-def test_submit(ranks, shell):
-    """The same command on Slurm and on this machine."""
-    submit = "python slurm/submit.py --nodes 2 --gpus_per_node 2"
-    job = ranks(f"source .venv/bin/activate; {submit} multinode.py 50 10")
-    assert job.wait() == 0, job.output
-    name, _, number = job.output.splitlines()[0].partition("     ")
-    assert name == "job"
-    assert f"follow  tail -qF logs/{number}_{{0..1}}_log.out" in job.output
-    wait = "until [ $(ls logs/*_result.pkl | wc -l) = 4 ]; do sleep 0.1; done"
-    local = shell.start(f"{submit} --cluster local ./multinode.py 50 10; {wait}")
-    assert local.wait() == 0
-    local_number = local.output.splitlines()[0].partition("     ")[2]
-    for job_number in (number, local_number):
-        logs = (shell.folder / "logs").glob(f"{job_number}_*_log.out")
-        lines = ranks_in("".join(path.read_text() for path in logs))
-        assert sorted(lines) == [f"rank {n} of 4" for n in range(4)]
 
 
 def test_submit_and_time_limit(cluster, shell):
