@@ -20,7 +20,7 @@ test: .venv/dev  ## run the tests; without Slurm installed, its tests are skippe
 check: .venv/dev  ## judge a script of yours: make check STAGE=multigpu FILE=my_multigpu.py
 	@python -m tools.judge.check $(STAGE) '$(FILE)' $(if $(TASK),--task '$(TASK)')
 
-long: .venv/dev  ## run the tests that take long: each faulty file judged, two hundred kills, memory
+long: .venv/dev  ## run the tests that take long: each faulty file judged, kills at random, memory
 	pytest -m long
 
 lint: .venv/dev  ## check the style
