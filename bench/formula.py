@@ -157,17 +157,14 @@ def best_interval(save, failure_interval):
     return math.sqrt(2 * save * failure_interval)
 
 
-def lost_time(interval, save, restart, failure_interval, failures=2000, in_memory=False):
-    """Simulates training with failures; returns the part of the time that does not get on.
-
-    With `in_memory`, the survivors have what is not saved, and nothing is trained again.
-    """
+def lost_time(interval, save, restart, failure_interval, failures=2000):
+    """Simulates training with failures; returns the part of the time that does not get on."""
     rng = random.Random(0)
     lost = total = 0.0
     for _ in range(failures):
         alive = rng.expovariate(1 / failure_interval)
         snapshots, unsaved = divmod(alive, interval + save)
-        lost += snapshots * save + restart + (0 if in_memory else unsaved)
+        lost += snapshots * save + restart + unsaved
         total += alive + restart
     return lost / total
 
@@ -215,25 +212,6 @@ def print_failures(save=30, restart=300):
         lost = [lost_time(seconds, save, restart, between) for seconds in (interval, 3600)]
         times = f"{between / 3600:>13.1f} h{interval / 60:>11.0f} min"
         print(f"{gpus:>6}{times}{lost[0]:>8.1%}{lost[1]:>8.1%}")
-
-
-def print_month(gpus=1000, save=30):
-    """Prints what failures cost where the job, the processes or only the group are started anew."""
-    between = GPU_SECONDS_PER_FAILURE / gpus
-    print(f"\nHours lost in a month on {gpus:,} GPUs, a failure every {between / 3600:.0f} hours")
-    ways = [  # and the seconds of a restart
-        ("the job starts again", 300, False),
-        ("the processes start again", 9, False),
-        ("the survivors regroup", 0.2, True),
-    ]
-    intervals = {"best interval": best_interval(save, between), "every 6 hours": 6 * 3600}
-    print(f"{'a snapshot of 30 s:':<28}" + "".join(f"{name:>15}" for name in intervals))
-    for name, restart, in_memory in ways:
-        cells = ""
-        for interval in intervals.values():
-            lost = lost_time(interval, save, restart, between, in_memory=in_memory)
-            cells += f"{lost * 30 * 24:>15.1f}"
-        print(f"{name:<28}{cells}")
 
 
 CHANNELS_PER_LAYER = 128  # GPT-3 6.7B and Llama 3 8B have 32 layers of 4096
@@ -364,7 +342,6 @@ def main():
     print_published()
     print_stragglers()
     print_failures()
-    print_month()
 
 
 if __name__ == "__main__":

@@ -215,16 +215,6 @@ def sharing(shell, num_nodes, script, arguments, **variables):
     return shell.ranks_on(folders, command, **variables), snapshot
 
 
-@pytest.mark.parametrize("rank", [0, 2])
-def test_survivors_save_the_last_step(shell, rank):
-    """One of three dies before its eleventh step, be it rank 0: the others save the tenth."""
-    die = {"KILL_BEFORE_STEP": str(STEPS + 10), "KILL_RANK": str(rank)}
-    job, snapshot = sharing(shell, 3, patch(shell, KILL), "3 3", **die)
-    assert job.wait() != 0
-    assert check_snapshot(snapshot) == (1, 640)
-    assert list(shell.folder.glob("*.tmp")) == []
-
-
 @pytest.mark.parametrize("num_nodes", [2, 3])
 def test_survivors_save_five_times(shell, num_nodes, kills=5):
     """With dropout, the run that was left alone. The loss of an epoch with a kill is an estimate.

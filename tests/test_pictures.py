@@ -51,13 +51,3 @@ def test_pictures_are_current(script, tmp_path):
     for picture in drawn:
         shown = ROOT / "docs" / "assets" / picture.name
         assert picture.read_text() == shown.read_text(), picture.name
-
-
-@pytest.mark.nightly
-@pytest.mark.long
-def test_bubble_of_the_pipeline(tmp_path):
-    """With either schedule, the ranks are idle for the share of the formula, and little more."""
-    output = draw("pipeline", tmp_path)
-    shares = [float(share) for share in re.findall(r"idle ([\d.]+)%", output)]
-    assert len(shares) == 2 and all(27 < share < 45 for share in shares), output
-    assert (tmp_path / "pipeline_schedules.svg").exists()

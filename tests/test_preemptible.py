@@ -20,7 +20,6 @@ from helpers import (
     reference_run,
     weights_and_momentum,
 )
-from torch.utils.data import DistributedSampler
 
 import singlegpu
 from preemptible import ResumableSampler
@@ -94,14 +93,6 @@ def test_rest_of_an_epoch(size, world_size):
         left = max(size - samples_run, 0)
         padding = -left % world_size
         assert together == order[samples_run:] + (order * world_size)[:padding]
-
-
-@pytest.mark.parametrize("size", [2, 64, 1001])
-def test_whole_epoch_is_that_of_pytorch(size):
-    for rank, samples in enumerate(sampled(3, size, 4, 0)):
-        sampler = DistributedSampler([0] * size, 3, rank, seed=5)
-        sampler.set_epoch(4)
-        assert samples == list(sampler)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

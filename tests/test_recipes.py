@@ -3,14 +3,12 @@
 import os
 import re
 import signal
-import subprocess
 import time
 
 import pytest
 import torch
 from helpers import (
     MEASURE_MEMORY,
-    ROOT,
     equal_snapshots,
     load,
     max_abs_diff,
@@ -275,22 +273,6 @@ def test_snapshot_cannot_be_read_or_written(shell, name):
         [shell.folder], f"{name} 1 --snapshot_path s", full_disk_folders=[shell.folder]
     )
     job.fails("cannot save s: disk full, or file used by another run? [Errno 27] File too large")
-
-
-def test_carried_into_ones_own_script(shell):
-    """git merges two recipes, but for their docstrings; the result does what both do."""
-    mine = shell.folder / "mine.py"
-    mine.write_text((ROOT / "recipes/mixed_precision.py").read_text())
-    merge = ["git", "merge-file", "mine.py", "multinode.py", "recipes/evaluate.py"]
-    merged = subprocess.run([*merge[:2], mine, *merge[3:]], cwd=ROOT)
-    assert merged.returncode == 1  # conflict
-    conflict = re.compile(r"<<<<<<< .*?\n(.*?)=======\n(.*?)>>>>>>> .*?\n", re.DOTALL)
-    ((own, theirs),) = conflict.findall(mine.read_text())
-    assert own.startswith('"""Train in mixed') and theirs.startswith('"""Train and evaluate')
-    mine.write_text(conflict.sub(r"\1", mine.read_text()))
-    output = shell.ranks(f"{mine} 2 1", 2).succeeds()
-    assert output.count("val loss") == 3
-    assert "scaler" in load(shell.folder / "snapshot.pt")
 
 
 @pytest.mark.gpu

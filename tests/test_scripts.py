@@ -45,12 +45,11 @@ ELSEWHERE = {
     "bench/nanogpt_loop.py": ("test_gpu_bench.py", "gpu.VARIANTS"),
     "bench/measure.py": ("test_gpu_bench.py", "bench/measure.py"),
     "bench/memory_peaks.py": ("test_memory.py", "memory_peaks.run("),
-    "tools/chain/run.py": ("test_project.py", "tools.chain.run"),
+    "tools/chain/run.py": ("test_path.py", "tools.chain.run"),
     "tools/chain/cascade.py": ("test_project.py", "tools.chain.cascade"),
     "tools/pages/check_docs.py": ("test_docs.py", "tools.pages.check_docs"),
     "tools/pages/charts.py": ("test_pictures.py", '"charts"'),
     "tools/pages/fsdp_calls.py": ("test_pictures.py", '"fsdp_calls"'),
-    "tools/pages/pipeline.py": ("test_pictures.py", '"pipeline"'),
     "tools/pages/placements.py": ("test_pictures.py", '"placements"'),
 }
 

@@ -14,7 +14,6 @@ import pytest
 from helpers import (
     NIGHTLY,
     ROOT,
-    TIMEOUT_S,
     documented_error,
     max_abs_diff,
     needs_slurm,
@@ -358,23 +357,6 @@ def test_submit_and_time_limit(cluster, shell):
     assert trained(shell.folder) == steps, job.output
     logs = [path.read_text() for path in (shell.folder / "logs").glob("*_log.out")]
     assert sum(text.count("epochs done") for text in logs) == 2, logs
-
-
-def test_cancel_a_local_job(shell):
-    """The command that submit.py prints for it ends torchrun and its ranks."""
-    (shell.folder / "endless.py").write_text(
-        "import time\nprint('running', flush=True)\ntime.sleep(600)"
-    )
-    submit = f"python {ROOT}/slurm/submit.py --cluster local ./endless.py"
-    job = shell.start(f"{submit}; until grep -q running logs/*_0_log.out; do sleep 0.1; done")
-    assert job.wait() == 0, job.output
-    assert job.processes()
-    cancel = re.search(r"^cancel +(.+)$", job.output, re.MULTILINE)[1]
-    subprocess.run(cancel.split(), check=True)
-    deadline = time.monotonic() + TIMEOUT_S
-    while job.processes():
-        assert time.monotonic() < deadline, (shell.folder / "logs").glob("*")
-        time.sleep(0.1)
 
 
 @pytest.mark.nightly

@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers import ROOT, load, max_abs_diff, patched
 
-from recipes.verify import POWERS, digest
+from recipes.verify import digest
 
 # Does something in the step that is counted from 1, before it.
 AT_STEP = """
@@ -118,17 +118,6 @@ def test_digest_differs_with_any_bit(dtype):
             digests.add(digest(tensor))
             data[index] ^= 1 << bit
     assert len(digests) == 1 + 8 * len(data)
-
-
-def test_digest_of_large_tensors_and_cancelling_changes():
-    tensor = torch.zeros(len(POWERS) // 2)  # 4 bytes per weight: two chunks
-    before = digest(tensor)
-    tensor[-1] = 1e-45  # one bit
-    assert digest(tensor) != before
-    attention = torch.randn(1536, 512)  # three matrices of a million bytes each
-    assert digest(attention.roll(512, 0)) != digest(attention)
-    assert digest(torch.tensor([1.0, 2.0])) != digest(torch.tensor([2.0, 1.0]))
-    assert digest(torch.ones(768)) != digest(torch.full((768,), 0.5))
 
 
 INFINITE_WEIGHT = "self.model.module.net2.bias.data[0] = float('inf') if rank == 1 else 0"

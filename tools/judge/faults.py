@@ -125,12 +125,6 @@ FAULTS = [
     ),
     # Those that are not on the page
     Fault(
-        "no process group",
-        "multigpu",
-        "starts",
-        ('        dist.init_process_group("gloo")\n', "        pass\n"),
-    ),
-    Fault(
         "no DDP",
         "multigpu",
         "weights",
@@ -150,12 +144,6 @@ FAULTS = [
             "    def _log(self, message):\n        if not self.is_main:\n            return\n",
             "    def _log(self, message):\n",
         ),
-    ),
-    Fault(
-        "every rank saves to one path",
-        "multigpu_torchrun",
-        "save",
-        (SAVE_ON_MAIN, SAVE_ON_ALL, '{path}.tmp"', '{path}.{dist.get_rank()}.tmp"'),
     ),
     Fault(
         "an epoch is repeated",
@@ -185,12 +173,6 @@ FAULTS = [
             'dist.init_process_group("nccl", device_id=device)',
             'dist.init_process_group("nccl")',
         ),
-    ),
-    Fault(
-        "all on GPU 0",
-        "multigpu_torchrun",
-        "gpus",
-        (DEVICE, '        device = torch.device("cuda", 0)\n'),
     ),
     Fault("the snapshot is not loaded", "multigpu_torchrun", "resume previous restart", (LOAD, "")),
     Fault(
@@ -249,12 +231,6 @@ FAULTS = [
     ),
     Fault(
         "the position within the epoch is not saved", "preemptible", "signal", (SAVE_POSITION, "")
-    ),
-    Fault(
-        "the position is not given to the sampler",
-        "preemptible",
-        "signal",
-        ("set_position(epoch, self.samples_run)", "set_position(epoch, 0)"),
     ),
     Fault(
         "the gradient of the global batch is divided twice",

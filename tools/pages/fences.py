@@ -17,7 +17,6 @@ from tools.steps import ALL, JOB_STEPS, ROOT, STEPS, Step
 WHOLE = (
     STEPS[0].base,
     JOB_STEPS[0].base,
-    "recipes/coordinator.py",
 )
 START = [Step(None, file, 0) for file in WHOLE]
 DOCUMENTED = START + ALL
