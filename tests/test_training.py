@@ -168,6 +168,7 @@ def test_gpu_trains_like_the_cpu(shell, script, reference):
 def test_trained_model_is_used(shell, monkeypatch, capsys):
     """Without DDP, by the lines of docs/your_project.md."""
     output = shell.ranks("multinode.py 2 2 --batch_size 32", 4).succeeds()
+    assert documented_error("rank 0 of 4 starts on") in output
     assert documented_error("16 steps per epoch") in output
     page = (ROOT / "docs" / "your_project.md").read_text()
     section = page.partition("## Using the trained model")[2]
