@@ -162,13 +162,6 @@ def test_useless_text(shell, name, message):
     shell.ranks(f"{name} --text short.txt").fails(message)
 
 
-def test_what_is_no_snapshot(shell):
-    command = f"gpt/gpt.py 5 {tiny_options(shell, 'gpt/gpt.py')}/snapshot.pt"
-    (shell.folder / "snapshot.pt").write_text("hello")
-    job = shell.ranks(command)
-    job.fails(f"cannot load {shell.folder}/snapshot.pt: move it or set another --snapshot_path")
-
-
 def test_compressed_is_close(shell):
     """float16 gradients change the weights, a little; without --compress, nothing changes."""
     results = []

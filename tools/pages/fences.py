@@ -21,6 +21,7 @@ WHOLE = (
 START = [Step(None, file, 0) for file in WHOLE]
 DOCUMENTED = START + ALL
 MAX_UNIT_LINES = 55  # a class up to this length is one unit
+MAX_REMOVED_LINES = 12  # of a unit that a step drops whole: of a longer one, the first is shown
 CONTEXT_LINES = 2  # unchanged ones around a changed one
 
 
@@ -97,7 +98,14 @@ def changed_units(step):
         return {name: stripped(lines) for name, lines in new.items()}
     old = units(step.base)
     diffs = {name: diff(old.get(name, []), new.get(name, [])) for name in [*new, *old]}
+    diffs |= {name: [diffs[name][0], "-    ..."] for name in long_removed_units(step)}
     return {name: lines for name, lines in diffs.items() if lines}
+
+
+def long_removed_units(step):
+    """Returns the long units that a step drops whole."""
+    old, new = units(step.base), units(step.file)
+    return [name for name in old if name not in new and len(old[name]) > MAX_REMOVED_LINES]
 
 
 def marked_units(file):
