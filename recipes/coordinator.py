@@ -28,11 +28,13 @@ class Coordinator:
     async def serve(self, reader, writer):
         self.has_asked[writer] = False
         with contextlib.suppress(ConnectionError):
-            while message := await reader.read(1):
+            # Anything else comes from a stranger, such as a port scanner.
+            while (message := await reader.read(1)) in (b"g", b"f"):
                 self.finished = message == b"f"
                 self.has_asked[writer] = message == b"g"
                 asyncio.get_running_loop().call_later(self.patience, self.leave_out, self.groups)
                 self.form_group()
+        writer.close()
         del self.has_asked[writer]
         self.form_group()
         if self.finished and not self.has_asked:
@@ -64,8 +66,8 @@ def parse_args():
     args.host, _, port = args.address.rpartition(":")
     if not (args.host and port.isdigit()):
         parser.error(f"{args.address} is not an address such as node1:29400")
-    if args.patience <= 0:
-        parser.error("the patience must be more than 0 seconds")
+    if not 0 < args.patience < 1e6:
+        parser.error("the patience must be more than 0 and less than 1e6 seconds")
     args.port = int(port)
     return args
 

@@ -20,8 +20,8 @@ from helpers import (
     weights_and_momentum,
 )
 
-# Each process writes down each step that it has completed: when, where, and in which group. Steps
-# take 10 ms until the file `calm` exists.
+# Each process writes down each step that it has completed: when it began, where it ended, and in
+# which group. Steps take 10 ms until the file `calm` exists.
 RECORD = """
 import json
 torch.set_default_dtype(torch.float64)
@@ -30,9 +30,10 @@ run_batch = script.Trainer._run_batch
 def run_and_record(self, inputs, targets):
     if not os.path.exists("calm"):
         time.sleep(0.01)
+    began = time.time()
     run_batch(self, inputs, targets)
     position = (self.epochs_run, self.samples_run)
-    event = time.time(), position, self.group.number, script.dist.get_world_size()
+    event = began, position, self.group.number, script.dist.get_world_size()
     record.write(json.dumps(event) + "\\n")
 script.Trainer._run_batch = run_and_record
 """
@@ -65,11 +66,19 @@ class Training:
         while not self.coordinator_listens():
             assert time.monotonic() < deadline, self.coordinator.output
             time.sleep(0.05)
+        self.refuses_strangers()
         self.processes = []
 
     def coordinator_listens(self):
         with socket.socket() as client:
             return client.connect_ex(("localhost", self.port + 1)) == 0
+
+    def refuses_strangers(self):
+        """Asserts that a port scanner's connection is closed, and does not count as a process."""
+        with socket.create_connection(("localhost", self.port), TIMEOUT_S) as stranger:
+            stranger.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            with contextlib.suppress(ConnectionResetError):  # closed before it has read all
+                assert stranger.recv(1) == b""
 
     def join(self):
         self.processes.append(self.shell.ranks(self.command))
@@ -117,13 +126,14 @@ class Training:
             torch.set_default_dtype(torch.float32)
         assert max_abs_diff(found, expected) < 1e-9
         groups = [group for _, _, group, _ in steps]
-        assert groups == sorted(groups)  # nobody trains on in an older group
+        # Nobody begins a step in an older group. One that is frozen within a step may complete it.
+        assert groups == sorted(groups)
         assert len({tuple(position) for _, position, _, _ in steps}) == self.epochs * 32
         return steps
 
 
 def recovery_s(steps, kill):
-    """Returns the time from a kill to the next step that a new group has completed.
+    """Returns the time from a kill to the next step of a new group, which that completes.
 
     It is 0 if no group followed: the killed process had only started.
     """
@@ -190,7 +200,7 @@ def test_no_coordinator(shell):
     "arguments, message",
     [
         ("29400", "29400 is not an address such as node1:29400"),
-        ("localhost:0 0", "the patience must be more than 0 seconds"),
+        ("localhost:0 0", "the patience must be more than 0 and less than 1e6 seconds"),
         # What Debian's /etc/hosts says of a machine's own name.
         ("127.0.1.1:{port}", "only this machine can connect to 127.0.1.1"),
         ("host.invalid:{port}", "cannot listen on host.invalid"),
