@@ -25,6 +25,7 @@ import torch.distributed as dist
 # Of the median of all nodes. Equal GPUs differ by a few percent, but CPUs and networks by more,
 # where others use them too.
 SLOW = {"cuda": 0.9, "cpu": 0.5, "network": 0.5}
+MATMUL_SIZE = {"cuda": 8192, "cpu": 512}
 MATMUL_SECONDS = {"cuda": 20, "cpu": 1}
 NETWORK_SECONDS = 0.5  # of each two nodes in each direction, about
 MIN_BYTES, MAX_BYTES = 2**20, 2**28
@@ -51,7 +52,7 @@ def median_seconds(function, repetitions):
 
 def measure_matmul(device):
     """Returns the TFLOP/s of the product of two square matrices."""
-    size = 8192 if device.type == "cuda" else 512
+    size = MATMUL_SIZE[device.type]
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     matrix = torch.randn(size, size, dtype=dtype, device=device)
 
@@ -168,7 +169,10 @@ def main():
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
     try:
-        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", timeout=TIMEOUT)
+        if device.type == "cuda":
+            dist.init_process_group("nccl", device_id=device, timeout=TIMEOUT)
+        else:
+            dist.init_process_group("gloo", timeout=TIMEOUT)
         dist.barrier()
         matmul = measure_matmul(device)
         bandwidths = measure_bandwidths(device, local_rank, local_world_size)

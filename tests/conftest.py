@@ -32,8 +32,8 @@ def cluster(shell):
 LONGEST = (
     "test_nodes_come_and_go",
     "test_job_files",
-    "test_site_in_a_browser",
-    "test_rendezvous_fails",
+    "test_preemptible[grace-1-faults0]",
+    "test_elastic[lost]",
 )
 
 

@@ -1,6 +1,7 @@
 """What runs in the ranks that helpers.Ranks forks."""
 
 import atexit
+import importlib
 import os
 import resource
 import runpy
@@ -13,6 +14,7 @@ MAX_FILE_BYTES = 3000  # a limit on the size of files stands in for a full disk
 
 def run(script, arguments, variables, folder, log, disk_is_full):
     """Runs a script in this process as `python script arguments` would in `folder`."""
+    os.setsid()  # as torchrun does: a signal to its process group reaches its data workers, too
     os.chdir(folder)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, sys.stdout.fileno())
@@ -22,6 +24,9 @@ def run(script, arguments, variables, folder, log, disk_is_full):
     os.environ.clear()
     os.environ.update(variables)
     torch.set_num_threads(1)
+    if "PRETEND_GPUS" in variables:
+        sys.path.insert(1, f"{os.path.dirname(__file__)}/pretend_gpus")
+        importlib.import_module("pretend_tensor")
     if disk_is_full:
         hard_limit = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
         resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, hard_limit))

@@ -389,6 +389,7 @@ def test_outer_step(shell):
             assert all(group_size == 2 for _, group_size in rank_sizes)
 
 
+@pytest.mark.long
 def test_local_sgd_on_other_nodes(shell):
     """Each node has a state of its own: it resumes on more ranks per node, not on more nodes."""
     start_local_sgd(shell, 1, [1, 1], "", "").succeeds()
@@ -408,13 +409,14 @@ script.GPT.generate = lambda self, prompt, max_new_tokens: ""
 @pytest.mark.parametrize(
     ("model", "chunks", "runs"),
     [
-        (  # weights, gradients and optimizer
+        pytest.param(  # weights, gradients and optimizer
             "--n_layer 12 --n_head 8 --n_embd 384 --context 8",
             4,
             [
                 ("fsdp.py", 4, "--batch_size 1", 0.4),
                 ("pipeline_parallel.py", 4, "--pp_size 4 --micro_batches 4", 0.35),
             ],
+            marks=pytest.mark.long,
         ),
         pytest.param(  # activations of the blocks in each stage, of at most four micro-batches
             "--n_layer 4 --n_head 2 --n_embd 128 --context 512 --batch_size 32",

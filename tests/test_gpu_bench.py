@@ -88,6 +88,7 @@ def test_steps_are_those_of_pretrain(tmp_path, monkeypatch):
         assert torch.equal(weights, expected)
 
 
+@pytest.mark.long
 def test_measure(shell):
     """On two ranks: it prints and keeps figures, and a trace."""
     options = "--sizes 1024 --repetitions 1 --batch_size 2 --json figures.json --trace trace.json"

@@ -66,6 +66,7 @@ def test_image_has_the_script_and_the_tested_torch():
     assert all((ROOT / name).is_file() for name in copied)
 
 
+@pytest.mark.long
 def test_command_trains_with_the_variables_of_kubeflow(shell):
     """On each of two nodes, with one process: no other option, and the weights of one process.
 

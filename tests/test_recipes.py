@@ -273,14 +273,3 @@ def test_snapshot_cannot_be_read_or_written(shell, name):
         [shell.folder], f"{name} 1 --snapshot_path s", full_disk_folders=[shell.folder]
     )
     job.fails("cannot save s: disk full, or file used by another run? [Errno 27] File too large")
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", NAMES)
-def test_recipe_on_a_gpu(shell, name):
-    """NCCL, autocast and the scaler: no warning, and it resumes."""
-    ranks = min(torch.cuda.device_count(), 2)
-    launch = f"torchrun --standalone --nproc_per_node={ranks}"
-    command = f"{launch} {name} {{}} 1 {OPTIONS.get(name, '')}"
-    shell.run(command.format(2))
-    assert "2 of 3 epochs done" in shell.run(command.format(3))

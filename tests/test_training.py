@@ -24,27 +24,22 @@ from torch import nn
 import singlegpu
 
 
-@pytest.fixture(scope="module")
-def reference():
-    return reference_run(10, 64)
-
-
 def test_interrupted_is_uninterrupted_in_every_stage(shell, monkeypatch):
     """Each stage resumes from the snapshot of the one before, bit for bit like one plain loop."""
     snapshot = shell.folder / "snapshot.pt"
     for epochs, script in enumerate(SCRIPTS[:4], 1):
         workers = epochs // 4  # the last time with a worker process for the data
         arguments = f"{epochs} 3 --batch_size 64 --num_workers {workers}"
-        done = f"{epochs - 1} of {epochs} epochs done, 32 steps per epoch, on cpu of "
+        done = f"{epochs - 1} of {epochs} epochs done, 32 steps per epoch, on "
         if script == "singlegpu.py":
             monkeypatch.chdir(shell.folder)
             monkeypatch.setattr(sys, "argv", [script, *arguments.split()])
             singlegpu.main(singlegpu.parse_args())
-        elif script == "multigpu.py":  # it starts its ranks itself
+        elif script == "multigpu.py":  # it starts its ranks itself, one per GPU
             (job,) = start_stage(shell, script, [1], arguments)
-            assert done in job.succeeds()
+            assert f"{done}cuda:0 of " in job.succeeds()
         else:
-            assert done in shell.ranks(f"{script} {arguments}").succeeds()
+            assert f"{done}cpu of " in shell.ranks(f"{script} {arguments}").succeeds()
         assert load(snapshot)["epochs_run"] == epochs
         weights, momentum = weights_and_momentum(snapshot)
         expected_weights, expected_momentum, _ = reference_run(epochs, 64)
@@ -150,19 +145,6 @@ def test_bar_on_a_terminal(tmp_path):
     assert status == 0
     assert b"3/3" in output and b"epoch/s" in output and b"loss=" in output
     assert b"saved snapshot.pt\r\n" in output
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-    "script", ["singlegpu.py", "multigpu.py", "multigpu_torchrun.py", "multinode.py"]
-)
-def test_gpu_trains_like_the_cpu(shell, script, reference):
-    processes = torch.cuda.device_count() if script == "multigpu.py" else 1
-    jobs = start_stage(shell, script, [processes], f"10 5 --batch_size {64 // processes}")
-    for job in jobs:
-        job.succeeds()
-    result, _ = weights_and_momentum(shell.folder / "snapshot.pt")
-    assert max_abs_diff([weight.cpu() for weight in result], reference[0]) < 1e-3
 
 
 def test_trained_model_is_used(shell, monkeypatch, capsys):

@@ -1,0 +1,65 @@
+"""What torch.cuda answers where GPUs are pretended."""
+
+import os
+import time
+
+import torch
+
+COUNT = int(os.environ["PRETEND_GPUS"])
+current = 0
+
+
+def checked(gpu):
+    if gpu >= COUNT:
+        raise RuntimeError("CUDA error: invalid device ordinal")
+    return gpu
+
+
+def set_device(device):
+    global current
+    current = checked(device if isinstance(device, int) else torch.device(device).index)
+
+
+class Event(torch.cpu.Event):
+    def __init__(self, **options):
+        self.record()
+
+    def record(self, stream=None):
+        self.time = time.perf_counter()
+
+    def elapsed_time(self, end):
+        return 1000 * (end.time - self.time)
+
+
+class Stream(torch.cpu.Stream):
+    def synchronize(self):
+        pass
+
+    def record_event(self, event=None):
+        event = event or Event()
+        event.record()
+        return event
+
+
+ANSWERS = {
+    "Event": Event,
+    "Stream": Stream,
+    "_lazy_init": lambda: None,
+    "current_device": lambda: current,
+    "current_stream": lambda *device: Stream(),
+    "default_generators": [torch.default_generator] * COUNT,
+    "device_count": lambda: COUNT,
+    "get_device_capability": lambda *device: (9, 0),
+    "get_device_name": lambda *device: "pretended",
+    "get_rng_state": lambda *device: torch.get_rng_state(),
+    "is_available": lambda: True,
+    "is_bf16_supported": lambda including_emulation=True: True,
+    "max_memory_allocated": lambda *device: 2**20,
+    "reset_peak_memory_stats": lambda *device: None,
+    "set_device": set_device,
+    "set_rng_state": lambda *state: None,
+    "stream": torch.cpu.stream,
+    "synchronize": lambda *device: None,
+}
+for name, value in ANSWERS.items():
+    setattr(torch.cuda, name, value)

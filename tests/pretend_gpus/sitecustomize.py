@@ -1,0 +1,1 @@
+import pretend_tensor  # noqa: F401
