@@ -116,7 +116,7 @@ class Trainer:
         if self.snapshot:
             self._load_snapshot(self.snapshot)
         self.is_main = dist.get_rank() == 0  # this process logs
-        for signum in (signal.SIGINT, signal.SIGTERM):
+        for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, self._request_stop)
 
     def _request_stop(self, signum, frame):
@@ -203,6 +203,7 @@ class Trainer:
                 self._save_snapshot()
             if stop:
                 dist.barrier()  # no rank ends before rank 0 has saved
+                dist.destroy_process_group()
                 sys.exit("stopped by a signal")
         self.loss = self._mean_loss()
 
@@ -225,6 +226,8 @@ class Trainer:
         }
 
     def _save_snapshot(self):
+        if not math.isfinite(self.loss):
+            sys.exit(f"the loss is {self.loss}, so nothing is saved: lower the learning rate?")
         if self.is_main:
             for folder in Path(self.args.snapshot_path).glob(SNAPSHOT_NAMES):
                 if folder != self.snapshot:  # an older one, or one that a kill has cut short
@@ -304,13 +307,19 @@ def parse_args():
         parser.error("--save_every_steps must be 1 or more")
     if args.context < 1:
         parser.error("--context must be 1 or more")
+    if not 0 < args.learning_rate < math.inf:
+        parser.error("--learning_rate must be more than 0")
+    if args.peak_tflops is not None and not 0 < args.peak_tflops < math.inf:
+        parser.error("--peak_tflops must be more than 0")
     for path in args.text:
         if not path.is_file() or not os.access(path, os.R_OK):
             parser.error(f"cannot read --text {path}")
-    if not os.access(os.path.dirname(args.snapshot_path) or ".", os.W_OK):
+    if not args.snapshot_path or not os.access(os.path.dirname(args.snapshot_path) or ".", os.W_OK):
         parser.error(f"cannot write {args.snapshot_path}: create its folder, or set another path")
     if not (args.model / "config.json").is_file() or not list(args.model.glob("*.safetensors")):
         parser.error(f"no config.json or no *.safetensors in --model {args.model}")
+    if not args.export_path or not os.access(os.path.dirname(args.export_path) or ".", os.W_OK):
+        parser.error(f"cannot write {args.export_path}: create its folder, or set another path")
     if Path(args.export_path).resolve() == args.model.resolve():
         parser.error("--export_path must not be --model")
     return args
@@ -334,8 +343,14 @@ def weights_in_files(model):
 
 def load_pretrained(model, path):
     """Reads each rank's shards from the safetensors files in a folder."""
+    weights = weights_in_files(model)
+    reader = HuggingFaceStorageReader(path)
     try:
-        dcp.load(weights_in_files(model), storage_reader=HuggingFaceStorageReader(path))
+        unknown = set(reader.read_metadata().state_dict_metadata) - set(model.state_dict())
+        unknown = [name for name in unknown if not name.endswith("rotary_emb.inv_freq")]
+        if unknown:
+            raise ValueError(f"the config knows nothing of {sorted(unknown)[:3]}")
+        dcp.load(weights, storage_reader=reader)
     except (Exception, dcp.CheckpointException) as error:
         sys.exit(f"cannot load the weights of {path}: another model's?\n{error!r}")
 
@@ -371,16 +386,20 @@ def main(args):
         device = torch.device("cpu")
         dist.init_process_group("gloo")
     torch.manual_seed(args.seed)
-    config = AutoConfig.from_pretrained(args.model)
-    tokenizer = AutoTokenizer.from_pretrained(args.model)
+    try:
+        config = AutoConfig.from_pretrained(args.model)
+        tokenizer = AutoTokenizer.from_pretrained(args.model)
+        with torch.device("meta"):  # shapes, but no memory
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        rotary_class = type(model.model.rotary_emb)
+    except Exception as error:
+        sys.exit(f"cannot use {args.model}: broken, or not the layout of Llama\n{error!r:.300}")
     if len(tokenizer) > config.vocab_size:
         sys.exit(f"the tokenizer has {len(tokenizer)} tokens, the model {config.vocab_size}")
     text = ConcatDataset([TextDataset(path, args.context, tokenizer) for path in args.text])
     if len(text) <= VAL_CHUNKS:
         sys.exit(f"--text has {len(text)} chunks: {VAL_CHUNKS} are for validation, add text")
     dataset = Subset(text, range(len(text) - VAL_CHUNKS))
-    with torch.device("meta"):  # shapes, but no memory
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     if args.recompute:
         model.activation_checkpointing_enable()
     mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("dp",))
@@ -391,7 +410,6 @@ def main(args):
         fully_shard(block, mesh=mesh["dp"], mp_policy=mp_policy)
     fully_shard(model, mesh=mesh["dp"], mp_policy=mp_policy)
     model.to_empty(device=device)  # memory for this rank's shards
-    rotary_class = type(model.model.rotary_emb)
     model.model.rotary_emb = rotary_class(config).to(device)  # computed, and so in no file
     computed = set(dict(model.named_buffers())) - set(model.state_dict())
     others = [name for name in computed if not name.startswith("model.rotary_emb.")]

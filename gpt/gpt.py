@@ -164,7 +164,7 @@ class Trainer:
         self._agree_on_start()
         self.model = nn.parallel.DistributedDataParallel(model)
         self.is_main = dist.get_rank() == 0  # this process logs and saves
-        for signum in (signal.SIGINT, signal.SIGTERM):
+        for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, self._request_stop)
 
     def _request_stop(self, signum, frame):
@@ -210,6 +210,7 @@ class Trainer:
                 self._save_snapshot()
             if stop:
                 dist.barrier()  # no rank ends before rank 0 has saved
+                dist.destroy_process_group()
                 sys.exit("stopped by a signal")
         self.loss = self._mean_loss()
 
@@ -220,6 +221,8 @@ class Trainer:
         return total_loss.item() / self.samples_run
 
     def _save_snapshot(self):
+        if not math.isfinite(self.loss):
+            sys.exit(f"the loss is {self.loss}, so nothing is saved: lower the learning rate?")
         if not self.is_main:
             return
         snapshot = {
@@ -303,12 +306,14 @@ def parse_args():
         parser.error("epochs and batch size must be 1 or more, --num_workers 0 or more")
     if args.save_every_steps < 1:
         parser.error("--save_every_steps must be 1 or more")
-    if min(args.n_layer, args.n_head, args.context) < 1 or args.n_embd % args.n_head:
-        parser.error("--n_layer, --n_head, --context must be 1 or more, --n_head divide --n_embd")
+    if min(args.n_layer, args.n_head, args.n_embd, args.context) < 1 or args.n_embd % args.n_head:
+        parser.error("the model's sizes must be 1 or more, and --n_head divide --n_embd")
+    if not 0 < args.learning_rate < math.inf:
+        parser.error("--learning_rate must be more than 0")
     for path in args.text:
         if not path.is_file() or not os.access(path, os.R_OK):
             parser.error(f"cannot read --text {path}")
-    if not os.access(os.path.dirname(args.snapshot_path) or ".", os.W_OK):
+    if not args.snapshot_path or not os.access(os.path.dirname(args.snapshot_path) or ".", os.W_OK):
         parser.error(f"cannot write {args.snapshot_path}: create its folder, or set another path")
     return args
 

@@ -201,7 +201,7 @@ class Trainer:
         if self.snapshot:
             self._load_snapshot(self.snapshot)
         self.is_main = dist.get_rank() == 0  # this process logs
-        for signum in (signal.SIGINT, signal.SIGTERM):
+        for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, self._request_stop)
 
     def _request_stop(self, signum, frame):
@@ -304,6 +304,7 @@ class Trainer:
                 self._save_snapshot()
             if stop:
                 dist.barrier()  # no rank ends before rank 0 has saved
+                dist.destroy_process_group()
                 sys.exit("stopped by a signal")
         self.loss = self._mean_loss()
 
@@ -326,6 +327,8 @@ class Trainer:
         }
 
     def _save_snapshot(self):
+        if not math.isfinite(self.loss):
+            sys.exit(f"the loss is {self.loss}, so nothing is saved: lower the learning rate?")
         if self.is_main:
             for folder in Path(self.args.snapshot_path).glob(SNAPSHOT_NAMES):
                 if folder != self.snapshot:  # an older one, or one that a kill has cut short
@@ -406,8 +409,12 @@ def parse_args():
         parser.error("epochs and batch size must be 1 or more, --num_workers 0 or more")
     if args.save_every_steps < 1:
         parser.error("--save_every_steps must be 1 or more")
-    if min(args.n_layer, args.n_head, args.context) < 1 or args.n_embd % args.n_head:
-        parser.error("--n_layer, --n_head, --context must be 1 or more, --n_head divide --n_embd")
+    if min(args.n_layer, args.n_head, args.n_embd, args.context) < 1 or args.n_embd % args.n_head:
+        parser.error("the model's sizes must be 1 or more, and --n_head divide --n_embd")
+    if not 0 < args.learning_rate < math.inf:
+        parser.error("--learning_rate must be more than 0")
+    if args.peak_tflops is not None and not 0 < args.peak_tflops < math.inf:
+        parser.error("--peak_tflops must be more than 0")
     if not 1 <= args.pp_size <= min(args.n_layer, args.micro_batches):
         parser.error("--pp_size must be 1 or more, and at most --n_layer and --micro_batches")
     if args.batch_size % args.micro_batches:
@@ -415,7 +422,7 @@ def parse_args():
     for path in args.text:
         if not path.is_file() or not os.access(path, os.R_OK):
             parser.error(f"cannot read --text {path}")
-    if not os.access(os.path.dirname(args.snapshot_path) or ".", os.W_OK):
+    if not args.snapshot_path or not os.access(os.path.dirname(args.snapshot_path) or ".", os.W_OK):
         parser.error(f"cannot write {args.snapshot_path}: create its folder, or set another path")
     return args
 

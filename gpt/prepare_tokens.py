@@ -1,11 +1,12 @@
 """Turn text into files of tokens, for gpt/tokens.py: prepare_tokens.py FOLDER --text FILE...
 
-Writes FOLDER/tokenizer.json, and FOLDER/000000.bin and so on: the numbers of the tokens, two bytes
-each. After each file of the text comes the token <|endoftext|>. Without --tokenizer, it first
+Writes FOLDER/tokenizer.json, and FOLDER/000000.uint16 and so on: the numbers of the tokens, two
+bytes each. After each file of the text comes the token <|endoftext|>. Without --tokenizer, it first
 trains one on the text: byte pair encoding, as in GPT-2.
 """
 
 import argparse
+import os
 import shutil
 import sys
 from array import array
@@ -58,11 +59,11 @@ def write_shards(tokenizer, paths, folder, shard_tokens):
             tokens.extend(ids)
             total += len(ids)
             while len(tokens) >= shard_tokens:
-                (folder / f"{shards:06}.bin").write_bytes(tokens[:shard_tokens])
+                (folder / f"{shards:06}.uint16").write_bytes(tokens[:shard_tokens])
                 del tokens[:shard_tokens]
                 shards += 1
     if tokens:
-        (folder / f"{shards:06}.bin").write_bytes(tokens)
+        (folder / f"{shards:06}.uint16").write_bytes(tokens)
         shards += 1
     return total, shards
 
@@ -80,24 +81,35 @@ def parse_args():
     if not 257 <= args.vocab_size <= MAX_VOCAB_SIZE or args.shard_tokens < 1:
         parser.error(f"--vocab_size must be 257 to {MAX_VOCAB_SIZE}, --shard_tokens 1 or more")
     for path in args.text:
-        if not path.is_file():
+        if not path.is_file() or not os.access(path, os.R_OK):
             parser.error(f"cannot read --text {path}")
     return args
 
 
-def main(args):
-    if args.tokenizer:
+def make_tokenizer(args):
+    """Reads the tokenizer, or trains one; exits if it does not fit."""
+    if not args.tokenizer:
+        return train_tokenizer(args.text, args.vocab_size)
+    try:
         tokenizer = Tokenizer.from_file(args.tokenizer)
-    else:
-        tokenizer = train_tokenizer(args.text, args.vocab_size)
+    except Exception as error:
+        sys.exit(f"cannot read --tokenizer {args.tokenizer}: {error}")
     if tokenizer.get_vocab_size() > MAX_VOCAB_SIZE or tokenizer.token_to_id(END) is None:
         sys.exit(f"--tokenizer needs the token {END} and at most {MAX_VOCAB_SIZE:,} tokens")
+    return tokenizer
+
+
+def main(args):
     unfinished = args.folder.with_name(f"{args.folder.name}.tmp")
     shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    total, shards = write_shards(tokenizer, args.text, unfinished, args.shard_tokens)
-    tokenizer.save(str(unfinished / "tokenizer.json"))
-    unfinished.rename(args.folder)  # now it is complete
+    try:
+        unfinished.mkdir(parents=True)
+        tokenizer = make_tokenizer(args)
+        total, shards = write_shards(tokenizer, args.text, unfinished, args.shard_tokens)
+        tokenizer.save(str(unfinished / "tokenizer.json"))
+        unfinished.rename(args.folder)  # now it is complete
+    except OSError as error:
+        sys.exit(f"cannot write {args.folder}: {error}")
     print(f"{total:,} tokens of {tokenizer.get_vocab_size():,} in {shards} files: {args.folder}")
 
 

@@ -9,6 +9,7 @@ To train your own model, replace ToyModel, ToyDataset and the lines of main that
 """
 
 import argparse
+import math
 import os
 import socket
 import sys
@@ -112,6 +113,8 @@ class Trainer:
         profiler.export_chrome_trace(path)
 
     def _save_snapshot(self):
+        if not math.isfinite(self.loss):
+            sys.exit(f"the loss is {self.loss}, so nothing is saved: lower the learning rate?")
         if not self.is_main:
             return
         snapshot = {
@@ -181,7 +184,7 @@ def parse_args():
         parser.error("start this script with torchrun, as its first lines show")
     if min(args.total_epochs, args.save_every, args.batch_size) < 1 or args.num_workers < 0:
         parser.error("epochs and batch size must be 1 or more, --num_workers 0 or more")
-    if not os.access(os.path.dirname(args.snapshot_path) or ".", os.W_OK):
+    if not args.snapshot_path or not os.access(os.path.dirname(args.snapshot_path) or ".", os.W_OK):
         parser.error(f"cannot write {args.snapshot_path}: create its folder, or set another path")
     return args
 

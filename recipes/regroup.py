@@ -14,6 +14,7 @@ To train your own model, replace ToyModel, ToyDataset and the lines of main that
 import argparse
 import atexit
 import io
+import math
 import os
 import select
 import signal
@@ -153,7 +154,7 @@ class Trainer:
         # After an error of NCCL, the weights may be garbage.
         if device.type == "cpu" and os.environ["LOCAL_RANK"] == "0":
             atexit.register(self._save_after_failure)
-        for signum in (signal.SIGINT, signal.SIGTERM):
+        for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, self._request_stop)
 
     def _request_stop(self, signum, frame):
@@ -221,6 +222,7 @@ class Trainer:
                 self._save_snapshot()
             if stop:
                 dist.barrier()  # no rank ends before rank 0 has saved
+                dist.destroy_process_group()
                 sys.exit("stopped by a signal")
         self.loss = self._mean_loss()
 
@@ -236,13 +238,15 @@ class Trainer:
         if os.path.exists(self.args.snapshot_path):
             snapshot = torch.load(self.args.snapshot_path, "cpu", mmap=True, weights_only=True)
             saved = (snapshot["epochs_run"], snapshot.get("samples_run", 0))
-        if saved < (self.epochs_run, self.samples_run):
-            if self.samples_run > 0:  # estimated from this rank's share; the next epoch's is exact
-                self.loss = self.total_loss.item() * self.world_size / self.samples_run
+        if self.samples_run > 0:  # estimated from this rank's share; the next epoch's is exact
+            self.loss = self.total_loss.item() * self.world_size / self.samples_run
+        if saved < (self.epochs_run, self.samples_run) and math.isfinite(self.loss):
             self.is_main = True  # rank 0 may be gone
             self._save_snapshot()
 
     def _save_snapshot(self):
+        if not math.isfinite(self.loss):
+            sys.exit(f"the loss is {self.loss}, so nothing is saved: lower the learning rate?")
         if not self.is_main:
             return
         snapshot = {
@@ -333,7 +337,9 @@ def parse_args():
         parser.error("epochs and batch size must be 1 or more, --num_workers 0 or more")
     if args.save_every_steps < 1:
         parser.error("--save_every_steps must be 1 or more")
-    if not os.access(os.path.dirname(args.snapshot_path) or ".", os.W_OK):
+    if not 0 < args.timeout < 1e6:
+        parser.error("--timeout must be more than 0 and less than 1e6 minutes")
+    if not args.snapshot_path or not os.access(os.path.dirname(args.snapshot_path) or ".", os.W_OK):
         parser.error(f"cannot write {args.snapshot_path}: create its folder, or set another path")
     return args
 

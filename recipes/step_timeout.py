@@ -10,6 +10,7 @@ To train your own model, replace ToyModel, ToyDataset and the lines of main that
 
 import argparse
 import faulthandler
+import math
 import os
 import signal
 import socket
@@ -104,7 +105,7 @@ class Trainer:
         self._agree_on_start()
         self.model = nn.parallel.DistributedDataParallel(model)
         self.is_main = dist.get_rank() == 0  # this process logs and saves
-        for signum in (signal.SIGINT, signal.SIGTERM):
+        for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, self._request_stop)
 
     def _request_stop(self, signum, frame):
@@ -166,6 +167,7 @@ class Trainer:
                 self._save_snapshot()
             if stop:
                 dist.barrier()  # no rank ends before rank 0 has saved
+                dist.destroy_process_group()
                 sys.exit("stopped by a signal")
         self.loss = self._mean_loss()
 
@@ -176,6 +178,8 @@ class Trainer:
         return total_loss.item() / self.samples_run
 
     def _save_snapshot(self):
+        if not math.isfinite(self.loss):
+            sys.exit(f"the loss is {self.loss}, so nothing is saved: lower the learning rate?")
         if not self.is_main:
             return
         snapshot = {
@@ -253,7 +257,9 @@ def parse_args():
         parser.error("epochs and batch size must be 1 or more, --num_workers 0 or more")
     if args.save_every_steps < 1:
         parser.error("--save_every_steps must be 1 or more")
-    if not os.access(os.path.dirname(args.snapshot_path) or ".", os.W_OK):
+    if not 0 < args.step_timeout < 1e6:
+        parser.error("--step_timeout must be more than 0 and less than 1e6 seconds")
+    if not args.snapshot_path or not os.access(os.path.dirname(args.snapshot_path) or ".", os.W_OK):
         parser.error(f"cannot write {args.snapshot_path}: create its folder, or set another path")
     return args
 

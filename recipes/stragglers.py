@@ -9,6 +9,7 @@ To train your own model, replace ToyModel, ToyDataset and the lines of main that
 """
 
 import argparse
+import math
 import os
 import socket
 import statistics
@@ -180,6 +181,8 @@ class Trainer:
         self.data_seconds = 0.0
 
     def _save_snapshot(self):
+        if not math.isfinite(self.loss):
+            sys.exit(f"the loss is {self.loss}, so nothing is saved: lower the learning rate?")
         if not self.is_main:
             return
         snapshot = {
@@ -248,7 +251,7 @@ def parse_args():
         parser.error("epochs and batch size must be 1 or more, --num_workers 0 or more")
     if args.log_every < 1:
         parser.error("--log_every must be 1 or more")
-    if not os.access(os.path.dirname(args.snapshot_path) or ".", os.W_OK):
+    if not args.snapshot_path or not os.access(os.path.dirname(args.snapshot_path) or ".", os.W_OK):
         parser.error(f"cannot write {args.snapshot_path}: create its folder, or set another path")
     return args
 

@@ -1,5 +1,6 @@
 """What beginners do: each mistake gets one clear line, a non-zero exit, and nothing is lost."""
 
+import argparse
 import importlib
 import os
 import re
@@ -14,11 +15,16 @@ import torch
 from helpers import (
     ROOT,
     SCRIPTS,
+    SHORT_GPT,
+    VAL_CHUNKS,
     documented_error,
     load,
     patched,
+    pretend_gpus,
     start_stage,
+    write_text,
 )
+from test_gpt import TINY
 
 import singlegpu
 from tools import steps
@@ -67,7 +73,7 @@ def test_batch_size(script, monkeypatch, capsys):
     ("script", "arguments", "message"),
     [
         ("gpt/gpt.py", "--text missing.txt", "cannot read --text missing.txt"),
-        ("gpt/gpt.py", "--n_head 3", "1 or more, --n_head divide --n_embd"),
+        ("gpt/gpt.py", "--n_head 3", "and --n_head divide --n_embd"),
         ("gpt/tensor_parallel.py", "--tp_size 0", TP_SIZE),
         ("gpt/tensor_parallel.py", "--tp_size 4", TP_SIZE),
         ("gpt/tensor_parallel.py", "--context 9 --tp_size 2", TP_SIZE),
@@ -98,6 +104,74 @@ def assert_refused(script, arguments, message, monkeypatch, capsys):
     assert last_line.endswith(message)
 
 
+POSITIONAL = {
+    "recipes/coordinator.py": "localhost:29400",
+    "recipes/regroup.py": "--coordinator localhost:29400",
+    "gpt/prepare_tokens.py": "tokens2 --text text",
+}
+BAD_VALUES = {int: ["0", "-1"], float: ["0", "-1", "nan", "inf"], str: ["", "no/such/path"]}
+ALLOWED = {  # values that are none of these mistakes
+    "--seed": ["0", "-1"],
+    "--num_workers": ["0"],
+    "--outer_momentum": ["0"],
+}
+# What the number of ranks decides, or a connection or a file that main opens first of all.
+CHECKED_BY_MAIN = {
+    "recipes/gradient_accumulation.py": ["--global_batch_size"],
+    "recipes/regroup.py": ["--coordinator"],
+    "gpt/hsdp.py": ["--shard_size"],
+    "gpt/prepare_tokens.py": ["--tokenizer", "folder"],
+}
+
+
+@pytest.mark.parametrize("script", [*SCRIPTS, *RECIPES, *POSITIONAL])
+def test_every_argument(script, tmp_path, monkeypatch, capsys):
+    """No number or path is accepted that could only fail later, so that no new one escapes."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "tokens").mkdir()
+    for name in ("text", "model/config.json", "model/x.safetensors"):
+        (tmp_path / name).touch()
+    for name in ("tokenizer.json", "0.uint16"):
+        (tmp_path / "tokens" / name).touch()
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    parsers = []
+    parse_args = argparse.ArgumentParser.parse_args
+
+    def note_and_parse(parser):
+        parsers.append(parser)
+        return parse_args(parser)
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", note_and_parse)
+    right = POSITIONAL.get(script, "").split()
+    monkeypatch.setattr(sys, "argv", [script, *right])
+    module(script).parse_args()
+    accepted = []
+    for action in parsers[0]._actions:
+        option = action.option_strings[:1]
+        if (option or [action.dest])[0] in CHECKED_BY_MAIN.get(script, []):
+            continue
+        for value in bad_values(action):
+            arguments = [*right, *option, value] if option else [value, *right[1:]]
+            monkeypatch.setattr(sys, "argv", [script, *arguments])
+            try:
+                module(script).parse_args()
+                accepted.append((*option, value))
+            except SystemExit as exit:
+                assert exit.code == 2
+    assert not accepted
+    capsys.readouterr()
+
+
+def bad_values(action):
+    """Returns the values that an argument must refuse."""
+    if action.nargs == 0 or action.choices:
+        return []
+    kind = action.type if action.type in (int, float) else str
+    allowed = ALLOWED.get(*action.option_strings[:1] or [""], [])
+    return [value for value in BAD_VALUES[kind] if value not in allowed]
+
+
 @pytest.mark.parametrize("script", SCRIPTS[2:] + RECIPES)
 def test_without_torchrun(script, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [script])
@@ -112,10 +186,7 @@ def test_without_torchrun(script, monkeypatch, capsys):
 
 def test_more_processes_than_gpus(shell):
     job = shell.start(
-        "torchrun --standalone --nproc_per_node=2 multigpu_torchrun.py",
-        PYTHONPATH=str(ROOT / "tests" / "fake_gpus"),
-        FAKE_GPUS="1",
-        FAKE_CUDA="1",
+        "torchrun --standalone --nproc_per_node=2 multigpu_torchrun.py", **pretend_gpus(1)
     )
     error = documented_error("has too few GPUs: lower --nproc_per_node")
     job.fails(f"{socket.gethostname()} {error}")
@@ -187,6 +258,36 @@ def test_full_disk_and_a_large_model(shell):
     error = "cannot save snapshot.pt: disk full, or file used by another run?"
     assert result.stderr.startswith(error) and "unexpected pos" in result.stderr
     assert len(result.stderr.splitlines()) == 1, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("script", "options"),
+    [
+        ("singlegpu.py", "--batch_size 1"),
+        ("preemptible.py", "--batch_size 1 --save_every_steps 10000"),
+        ("elastic_ddp.py", "--global_batch_size 1 --save_every_steps 10000"),
+    ],
+)
+def test_loss_that_is_not_finite(shell, script, options):
+    """The snapshot from before stays; elastic_ddp.py saves none at its exit, either."""
+    shell.ranks(f"{script} 1").succeeds()
+    before = (shell.folder / "snapshot.pt").read_bytes()
+    assert_not_finite(shell.ranks(f"{script} 3 1 {options}"))
+    assert (shell.folder / "snapshot.pt").read_bytes() == before
+
+
+@pytest.mark.parametrize("script", ["gpt/gpt.py", "gpt/async_save.py"])
+def test_loss_of_a_gpt_that_is_not_finite(shell, script):
+    write_text(shell.folder / "text", 128 + VAL_CHUNKS, 8)
+    (shell.folder / "script.py").write_text(patched(script, SHORT_GPT))
+    options = f"{TINY} --text text --save_every_steps 2 --learning_rate 1e30"
+    assert_not_finite(shell.ranks(f"{shell.folder}/script.py 3 1 --snapshot_path s {options}"))
+    assert not (shell.folder / "s").exists()
+
+
+def assert_not_finite(job):
+    job.fails("the loss is ", documented_error("so nothing is saved: lower the learning rate?"))
+    assert "Traceback" not in job.output
 
 
 def test_folder_of_somebody_else(tmp_path):

@@ -4,7 +4,11 @@ import re
 
 import pytest
 import torch
-from helpers import PLAIN_SGD, SIGNAL, max_abs_diff, patched, write_text
+import torch.distributed as dist
+from helpers import PLAIN_SGD, SIGNAL, free_port, max_abs_diff, patched, write_text
+from safetensors.torch import load_file, save_file
+
+from gpt import finetune
 
 BATCH_SIZE, STEPS, CONTEXT = 12, 15, 8
 CONFIG = {
@@ -127,3 +131,75 @@ def test_bad_input(shell):
     job = start(shell, 2, "s", "")
     job.fails("cannot load the weights of model: another model's?")
     assert re.search("[Ss]ize", job.output)
+
+
+def config_alone(kind):
+    def write(folder):
+        import transformers
+
+        getattr(transformers, f"{kind}Config")(vocab_size=300).save_pretrained(folder)
+
+    return write
+
+
+def broken_config(folder):
+    (folder / "config.json").write_text('{"model_type": "llama", "hidden_size": ')
+
+
+def unknown_config(folder):
+    (folder / "config.json").write_text('{"model_type": "of_tomorrow"}')
+
+
+def no_tokenizer(folder):
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").unlink()
+
+
+def fewer_layers(folder):
+    path = folder / "config.json"
+    path.write_text(path.read_text().replace('"num_hidden_layers": 2', '"num_hidden_layers": 1'))
+
+
+def nan_weights(folder):
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"][0] = torch.nan
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+UNUSABLE = "cannot use model: broken, or not the layout of Llama"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (config_alone("GPT2"), UNUSABLE),
+        (config_alone("GPTNeoX"), UNUSABLE),
+        (config_alone("Bert"), UNUSABLE),
+        (broken_config, UNUSABLE),
+        (unknown_config, UNUSABLE),
+        (no_tokenizer, UNUSABLE),
+        (fewer_layers, "cannot load the weights of model: another model's?"),
+        (nan_weights, "the loss is nan, so nothing is saved"),
+    ],
+)
+def test_what_is_no_llama(tmp_path, monkeypatch, change, message):
+    """Within this process, since importing transformers takes seconds."""
+    make_model(tmp_path / "model", "Llama")
+    change(tmp_path / "model")
+    write_text(tmp_path / "text", 4 * BATCH_SIZE, CONTEXT)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(finetune, "VAL_CHUNKS", BATCH_SIZE)
+    monkeypatch.setattr(finetune.signal, "signal", lambda signum, handler: None)  # pytest's stay
+    options = f"1 1 --context {CONTEXT} --text text --snapshot_path s"
+    monkeypatch.setattr("sys.argv", ["finetune.py", *options.split()])
+    world = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "GROUP_RANK": "0"}
+    for name, value in world.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    with pytest.raises(SystemExit) as exit:
+        finetune.main(finetune.parse_args())
+    dist.destroy_process_group()
+    assert str(exit.value.code).startswith(message)
+    assert len(exit.value.code.splitlines()) <= 2
+    assert not (tmp_path / "finetuned").exists()

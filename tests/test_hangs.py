@@ -72,6 +72,7 @@ export OMP_NUM_THREADS=1 PET_RDZV_BACKEND=c10d PET_RDZV_ENDPOINT=node1:29400
 
 
 @needs_slurm
+@pytest.mark.long
 def test_rendezvous_fails(cluster, shell):
     """A job file without srun; an endpoint that is another on each node; a firewall.
 
@@ -125,6 +126,7 @@ def test_rendezvous_forgotten(shell):
 
 
 @needs_slurm
+@pytest.mark.long
 def test_every_node_calls_itself_loopback(cluster, shell):
     """They cannot find each other, until the interface is named."""
     (shell.folder / "init").write_text(INIT)
@@ -171,6 +173,7 @@ def test_no_such_interface(monkeypatch):
     assert documented_error("Unable to find address for: nosuch") in str(error.value)
 
 
+@pytest.mark.long
 def test_one_rank_is_a_step_ahead(shell):
     (shell.folder / "uneven").write_text(UNEVEN)
     asked = "export TORCH_DISTRIBUTED_DEBUG=DETAIL\nexport NCCL_DEBUG=INFO"
@@ -179,11 +182,13 @@ def test_one_rank_is_a_step_ahead(shell):
     assert documented_error("Detected mismatch between collectives on ranks") in job.output
 
 
+@pytest.mark.long
 def test_one_rank_has_more_batches(shell):
     (shell.folder / "joined").write_text(JOINED)
     assert shell.run("torchrun --standalone --nproc_per_node=2 joined").count("joined") == 2
 
 
+@pytest.mark.long
 def test_address_of_the_node(shell):
     """torchrun tells the ranks the name of the machine, or what --local-addr says."""
     show = "--no-python printenv MASTER_ADDR"
@@ -217,6 +222,7 @@ def test_epochs_by_name(shell):
     job.fails(documented_error("error: unrecognized arguments: --epochs"))
 
 
+@pytest.mark.long
 def test_local_rank_as_an_argument(shell):
     job = shell.start("python -m torch.distributed.launch --nproc_per_node=1 multinode.py 50 10")
     job.fails(documented_error("error: unrecognized arguments: --local-rank=0"))
@@ -244,6 +250,7 @@ def test_unused_parameters():
     assert message in str(error.value)
 
 
+@pytest.mark.long
 def test_comparing_collectives_crashes_ddp(shell):
     (shell.folder / "ddp").write_text(ONE_RANK_DDP)
     job = shell.start("python ddp", TORCH_DISTRIBUTED_DEBUG="DETAIL")
@@ -261,6 +268,7 @@ def shown(start):
     return text
 
 
+@pytest.mark.long
 def test_timer_ends_the_job(shell):
     """torchrun prints what local rank 0 has printed, and the files have the stacks of all."""
     (shell.folder / "timed").write_text(TIMED)
@@ -292,6 +300,7 @@ def test_rank_fails(shell):
         assert ("ValueError: no loss" in job.output) == (name == "with")
 
 
+@pytest.mark.long
 def test_flight_recorder(shell):
     """The analyzer finds the difference, in records of gloo instead of NCCL."""
     (shell.folder / "recorded").write_text(RECORDED)

@@ -137,7 +137,7 @@ def recorded(shell, kind):
     ]
 
 
-def test_sigterm_with_data_workers(shell):
+def test_sighup_with_data_workers(shell):
     """torchrun signals whole process groups. The rest of the epoch is for one rank.
 
     No sample is trained twice, nor is any that was trained before the stop read after it.
@@ -148,7 +148,7 @@ def test_sigterm_with_data_workers(shell):
         " --num_workers 2"
     )
     job.wait_for("saved", times=2)
-    os.kill(job.torchrun(), signal.SIGTERM)
+    os.kill(job.torchrun(), signal.SIGHUP)  # as a terminal does that closes
     assert job.wait() != 0
     assert job.output.count("stopped by a signal") == 2
     assert "DataLoader worker" not in job.output and "Error" not in job.output, job.output
@@ -205,6 +205,10 @@ def save_slowly(self):
     save_snapshot(self)
 script.Trainer._save_snapshot = save_slowly
 """
+SAY_GROUP = """
+import atexit
+atexit.register(lambda: print("group left:", not script.dist.is_initialized()))
+"""
 
 
 def test_sigterm_to_one_of_three(shell):
@@ -212,7 +216,7 @@ def test_sigterm_to_one_of_three(shell):
 
     Otherwise, srun --kill-on-bad-exit would end rank 0 while it saves.
     """
-    script = patch(shell, SLOW_SAVE)
+    script = patch(shell, SLOW_SAVE + SAY_GROUP)
     snapshot = shell.folder / "snapshot.pt"
     folders = [shell.folder / name for name in "abc"]
     job = shell.ranks_on(folders, f"{script} 100 1 --snapshot_path {snapshot}")
@@ -220,6 +224,7 @@ def test_sigterm_to_one_of_three(shell):
     os.kill(job.ranks[1].pid, signal.SIGTERM)
     assert job.wait() == 1
     assert job.output.count("stopped by a signal") == 3
+    assert job.output.count("group left: True") == 3  # or NCCL warns
     assert "Error" not in job.output, job.output
     before, _, after = job.output.partition("stopped by a signal")
     assert "saved" not in after

@@ -95,7 +95,7 @@ def test_frozen_rank_in_a_job(with_lines, shell):
     """
     job = with_lines(
         f"""
-        export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=5
+        export PET_SHUTDOWN_TIMEOUT=5
         job=$({SUBMIT} {SCRIPT} 200 1000 --step_timeout 3 --save_every_steps 20)
         until grep -q saved job.out; do sleep 0.2; done 2>/dev/null
         for rank in $(pgrep -f 'python -u {SCRIPT}'); do

@@ -4,7 +4,6 @@ import re
 import subprocess
 import sys
 
-import pytest
 import torch
 from helpers import ROOT, SIGNAL, patched
 from tokenizers import Tokenizer, models
@@ -26,7 +25,7 @@ def test_prepared(tmp_path):
     options = "--text 0.txt 1.txt --vocab_size 300 --shard_tokens"
     result = prepare(tmp_path, f"tokens {options} 1000")
     assert result.returncode == 0 and not result.stderr, result.stderr
-    shards = sorted((tmp_path / "tokens").glob("*.bin"))
+    shards = sorted((tmp_path / "tokens").glob("*.uint16"))
     sizes = [path.stat().st_size for path in shards]
     assert len(sizes) > 2 and set(sizes[:-1]) == {2000} and sizes[-1] <= 2000
     data = b"".join(path.read_bytes() for path in shards)
@@ -41,7 +40,7 @@ def test_prepared(tmp_path):
 
     result = prepare(tmp_path, f"other {options} 10000 --tokenizer tokens/tokenizer.json")
     assert result.returncode == 0, result.stderr
-    other = b"".join(path.read_bytes() for path in sorted((tmp_path / "other").glob("*.bin")))
+    other = b"".join(path.read_bytes() for path in sorted((tmp_path / "other").glob("*.uint16")))
     assert other == data
 
 
@@ -57,12 +56,27 @@ def test_bad_input(tmp_path, shell):
     save_tokenizer(tmp_path / "tokenizer.json", 10)  # without END
     result = prepare(tmp_path, "tokens --text text --tokenizer tokenizer.json")
     assert result.stderr == f"--tokenizer needs the token {END} and at most 65,536 tokens\n"
+    for options, message in [
+        ("tokens --text text --tokenizer missing", "cannot read --tokenizer missing: "),
+        ("text/tokens --text text", "cannot write text/tokens: "),
+    ]:
+        result = prepare(tmp_path, options)
+        assert result.returncode == 1 and result.stderr.startswith(message)
+        assert result.stderr.count("\n") == 1
     assert not (tmp_path / "tokens").exists()
     shell.ranks("gpt/tokens.py").fails(
         "no tokens in --data tokens: start gpt/prepare_tokens.py first"
     )
     assert prepare(tmp_path, "tokens --text text").returncode == 0
     shell.ranks("gpt/tokens.py").fails("--data has 0 chunks: 1024 are for validation, add text")
+    shard = tmp_path / "tokens" / "000000.uint16"
+    (tmp_path / "tokens" / "1.uint16").symlink_to("gone")
+    shell.ranks("gpt/tokens.py").fails("cannot read --data tokens: ", "No such file", "1.uint16")
+    (tmp_path / "tokens" / "1.uint16").unlink()
+    (tmp_path / "tokens" / "tokenizer.json").write_text("{")
+    shell.ranks("gpt/tokens.py").fails("cannot read --data tokens: ")
+    shard.rename(tmp_path / "tokens" / "000000.uint32")
+    shell.ranks("gpt/tokens.py").fails("no tokens in --data tokens: ")
 
 
 def save_tokenizer(path, size):
@@ -95,7 +109,7 @@ def test_resumed_on_other_ranks(shell):
     for number in range(3):
         # A chunk's last target is the first token of the next one, so the shards overlap by it.
         shard = tokens[starts[number] : starts[number + 1] + 1]
-        (folder / f"{number}.bin").write_bytes(shard.numpy().tobytes())
+        (folder / f"{number}.uint16").write_bytes(shard.numpy().tobytes())
     script = shell.folder / "tokens.py"
     script.write_text(patched("gpt/tokens.py", LOG_CHUNKS + SIGNAL))
 
@@ -118,10 +132,3 @@ def test_resumed_on_other_ranks(shell):
     assert len(expected) == 2 * CHUNKS and len({(e, c) for e, _, c in expected}) == 2 * CHUNKS
     found = [(e, p, c) for output in outputs for e, p, c in chunks(output) if int(p) < CHUNKS]
     assert sorted(found) == sorted(expected)
-
-
-@pytest.mark.gpu
-def test_on_a_gpu(tmp_path, shell):
-    (tmp_path / "text").write_text("nine green bottles hanging on the wall\n" * 20000)
-    assert prepare(tmp_path, "tokens --text text --vocab_size 300").returncode == 0
-    shell.run("torchrun --standalone --nproc_per_node=1 gpt/tokens.py 1 1 --context 16 --compile")

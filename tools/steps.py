@@ -1,5 +1,6 @@
 """The one list of which file builds on which. Run as a script, it prints the size of each step."""
 
+import argparse
 import re
 import subprocess
 from pathlib import Path
@@ -18,14 +19,14 @@ STEPS = [
     Step("singlegpu.py", "multigpu.py", 42),
     Step("multigpu.py", "multigpu_torchrun.py", 20),
     Step("multigpu_torchrun.py", "multinode.py", 16),
-    Step("multinode.py", "preemptible.py", 75),
-    Step("preemptible.py", "elastic_ddp.py", 74),
+    Step("multinode.py", "preemptible.py", 76),
+    Step("preemptible.py", "elastic_ddp.py", 78),
 ]
 JOB_STEPS = [
     Step("slurm/singlegpu.sbatch", "slurm/multigpu.sbatch", 8),
     Step("slurm/multigpu.sbatch", "slurm/multigpu_torchrun.sbatch", 8),
     Step("slurm/multigpu_torchrun.sbatch", "slurm/multinode.sbatch", 16),
-    Step("slurm/multinode.sbatch", "slurm/multinode_srun.sbatch", 17),
+    Step("slurm/multinode.sbatch", "slurm/multinode_srun.sbatch", 18),
     Step("slurm/multinode.sbatch", "slurm/preemptible.sbatch", 15),
     Step("slurm/preemptible.sbatch", "slurm/elastic_ddp.sbatch", 24),
 ]
@@ -42,25 +43,25 @@ RECIPES = [
     Step("multinode.py", "recipes/fsdp.py", 52),
 ]
 PREEMPTIBLE_RECIPES = [
-    Step("preemptible.py", "recipes/step_timeout.py", 26),
+    Step("preemptible.py", "recipes/step_timeout.py", 28),
 ]
 ELASTIC_RECIPES = [
     Step("elastic_ddp.py", "recipes/own_disks.py", 18),
     Step("elastic_ddp.py", "recipes/regroup.py", 125),
 ]
 GPT = [
-    Step("preemptible.py", "gpt/gpt.py", 130),
-    Step("gpt/gpt.py", "gpt/pretrain.py", 95),
+    Step("preemptible.py", "gpt/gpt.py", 131),
+    Step("gpt/gpt.py", "gpt/pretrain.py", 96),
     Step("gpt/pretrain.py", "gpt/fsdp.py", 95),
     Step("gpt/fsdp.py", "gpt/hsdp.py", 15),
     Step("gpt/fsdp.py", "gpt/async_save.py", 25),
     Step("gpt/fsdp.py", "gpt/tensor_parallel.py", 45),
     Step("gpt/pretrain.py", "gpt/context_parallel.py", 55),
-    Step("gpt/pretrain.py", "gpt/tokens.py", 66),
+    Step("gpt/pretrain.py", "gpt/tokens.py", 69),
     Step("gpt/pretrain.py", "gpt/slow_network.py", 16),
     Step("gpt/fsdp.py", "gpt/pipeline_parallel.py", 125),
     Step("gpt/fsdp.py", "gpt/local_sgd.py", 42),
-    Step("gpt/fsdp.py", "gpt/finetune.py", 178),  # 100 of them are the GPT, which goes
+    Step("gpt/fsdp.py", "gpt/finetune.py", 189),  # 100 of them are the GPT, which goes
 ]
 ALL = STEPS + JOB_STEPS + RECIPES + PREEMPTIBLE_RECIPES + ELASTIC_RECIPES + GPT
 
@@ -82,4 +83,5 @@ def sizes():
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     print(*sizes(), sep="\n")
