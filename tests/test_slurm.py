@@ -22,6 +22,7 @@ from helpers import (
     snippet,
     weights_and_momentum,
 )
+from torch.distributed.launcher.api import LaunchConfig
 
 pytestmark = needs_slurm
 # One write a line: the processes share a pipe.
@@ -105,22 +106,23 @@ def test_exit_status_is_passed_on(cluster):
 def test_job_files(cluster, shell):
     """Each trains as the same stage does by hand, with global batches of 64 in all of them.
 
-    One starts another script, the first of its arguments.
+    Options on the command line do not multiply the launchers, nor take their variables from them.
+    One job file starts another script, the first of its arguments.
     Root becomes an ordinary user for it, but one who may read the Python that runs this.
     """
     (shell.folder / "gpt").symlink_to(ROOT / "gpt")
     (shell.folder / "text").write_bytes(bytes(range(256)) * 4)
     tiny_gpt = "--text text --n_embd 16 --context 8 --snapshot_path gpt.snapshot"
-    torchrun = "sbatch --gpus-per-node=1 slurm/multigpu_torchrun.sbatch"
-    tasks = "sbatch --gpus-per-node=1 slurm/multinode_srun.sbatch 4 2"
+    submit = "sbatch --ntasks-per-node=2 --export=NONE"
+    torchrun = f"{submit} --gpus-per-node=1 slurm/multigpu_torchrun.sbatch 4 2 --batch_size 64"
     job = cluster(
         f"""
-        sbatch slurm/singlegpu.sbatch 4 2 --batch_size 64 --snapshot_path singlegpu.pt
-        sbatch --gpus-per-node=2 slurm/multigpu.sbatch 4 2 --snapshot_path multigpu.pt
-        {torchrun} 4 2 --batch_size 64 --snapshot_path torchrun.pt
-        sbatch --gpus-per-node=1 slurm/multinode.sbatch 4 2 --snapshot_path multinode.pt
-        {tasks} --snapshot_path srun.pt
-        sbatch --gpus-per-node=1 slurm/preemptible.sbatch gpt/gpt.py 1 1 {tiny_gpt}
+        {submit} slurm/singlegpu.sbatch 4 2 --batch_size 64 --snapshot_path singlegpu.pt
+        {submit} --gpus-per-node=2 slurm/multigpu.sbatch 4 2 --snapshot_path multigpu.pt
+        {torchrun} --snapshot_path torchrun.pt
+        {submit} --gpus-per-node=1 slurm/multinode.sbatch 4 2 --snapshot_path multinode.pt
+        {submit} --gpus-per-node=1 slurm/multinode_srun.sbatch 4 2 --snapshot_path srun.pt
+        {submit} --gpus-per-node=1 slurm/preemptible.sbatch gpt/gpt.py 1 1 {tiny_gpt}
         srun id -u
         """,
         "-n 3",
@@ -163,6 +165,7 @@ def ranks(cluster, shell):
     return cluster
 
 
+@pytest.mark.long
 def test_more_nodes_and_interactive(ranks, shell):
     """3 nodes with 4 processes each; then a step of 2 x 2, which has every rank once.
 
@@ -269,6 +272,32 @@ def test_preemptible(cluster, shell, partition, nodes, faults):
     assert max_abs_diff(weights, reference_run(6, 64)[0]) < 1e-6
 
 
+@pytest.mark.long
+def test_array(cluster, shell):
+    """docs/job_files.md: a task for each seed; the signal of a time limit requeues only its own."""
+    with_pauses("preemptible.py", shell.folder)
+    job_file = (ROOT / "slurm" / "preemptible.sbatch").read_text()
+    sweep = job_file.replace("srun --label", snippet("job_files.md", "seeds=") + "srun --label")
+    (shell.folder / "sweep.sbatch").write_text(sweep)
+    page = (ROOT / "docs" / "job_files.md").read_text()
+    (options,) = re.findall("^sbatch (--array.*) 50 10$", page, re.MULTILINE)
+    job = cluster(
+        f"""
+        job=$(sbatch --parsable {options} 4 2)_1
+        until grep -q "epoch 2 " preemptible-$job.out; do sleep 0.1; done 2>/dev/null
+        {TIME_LIMIT}
+        """,
+        "-n 1",
+    )
+    assert job.wait() == 0, job.output
+    for task, (seed, starts) in enumerate([(0, 1), (10**9, 2)]):
+        (path,) = shell.folder.glob(f"preemptible-*_{task}.out")
+        output = path.read_text()
+        assert output.count("epochs done") == starts, output
+        weights, _ = weights_and_momentum(shell.folder / f"seed_{seed}.pt")
+        assert max_abs_diff(weights, reference_run(4, 32, seed=seed)[0]) < 1e-6
+
+
 FAULTS = {
     "lost": "power off node3",
     "first lost": "power off node1; sleep 15; power on node1",
@@ -290,7 +319,7 @@ def test_elastic(cluster, shell, fault):
         f"""
         nodes=3
         export PET_RDZV_CONF=last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=5
-        options="--partition=grace --gpus-per-node=1"
+        options="--partition=grace --gpus-per-node=1 --ntasks-per-node=2"
         job=$(sbatch --parsable $options slurm/elastic_ddp.sbatch 8 2 --timeout 0.1)
         until grep -q "epoch 2 " elastic_ddp-$job.out; do sleep 0.1; done 2>/dev/null
         {FAULTS[fault]}
@@ -304,6 +333,17 @@ def test_elastic(cluster, shell, fault):
         assert lives(shell.folder, "elastic_ddp")[0][-1] > (2, 0), output  # saved at the signal
     weights, _ = weights_and_momentum(shell.folder / "snapshot.pt")
     assert max_abs_diff(weights, reference_run(8, 64)[0]) < 1e-6
+
+
+@pytest.mark.parametrize("name", ["preemptible", "elastic_ddp"])
+def test_time_to_save(name, monkeypatch):
+    """After the signal, torchrun waits for longer than by default, but not beyond the limit."""
+    job_file = (ROOT / "slurm" / f"{name}.sbatch").read_text()
+    (before_limit,) = re.findall(r"^#SBATCH --signal=B:USR1@(\d+) ", job_file, re.MULTILINE)
+    (variable, value) = re.findall(r"^export (\w+_SHUTDOWN_TIMEOUT)=(\d+) ", job_file, re.M)[0]
+    default = LaunchConfig(1, 1, 1).shutdown_timeout
+    monkeypatch.setenv(variable, value)
+    assert default < LaunchConfig(1, 1, 1).shutdown_timeout < int(before_limit)
 
 
 @pytest.mark.nightly
@@ -338,6 +378,7 @@ def test_failure_fails_the_job(cluster, shell):
     assert "RuntimeError: no such luck ['50', '10']" in log(shell.folder, "multinode")
 
 
+@pytest.mark.long
 def test_submit_and_time_limit(cluster, shell):
     """At the signal that submitit asks for, every rank saves, and the job is requeued."""
     with_pauses("preemptible.py", shell.folder)
@@ -456,7 +497,7 @@ def test_lines_for_job_files(ranks, shell):
     What stands for Apptainer runs torchrun outside of any container.
     """
     job_file = (ROOT / "slurm" / "multinode.sbatch").read_text()
-    before, after = job_file.split("srun --label --kill-on-bad-exit=1 torchrun \\\n")
+    before, after = re.split(r"^srun --label .* torchrun \\\n", job_file, flags=re.M)
     record = snippet("job_files.md", "git log")
     command = snippet("job_files.md", "apptainer exec")
     (shell.folder / "container.sbatch").write_text(before + record + command + after)
