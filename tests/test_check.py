@@ -1,14 +1,17 @@
 """tools/judge/check.py passes our own files, and fails each faulty one for its fault alone."""
 
+import signal
 import subprocess
 import sys
+import time
 
 import helpers
 import pytest
 from helpers import ROOT
 
-from tools.judge.check import STAGES, explanation, judge, toy_task
-from tools.judge.faults import FAULTS
+from tools.judge.check import STAGES, Judge, WrongError, explanation, judge, load_task, toy_task
+from tools.judge.faults import FAULTS, Fault
+from tools.processes import environments
 
 TASK = """
 import torch
@@ -42,12 +45,15 @@ def test_a_model_of_ones_own(tmp_path):
     source = (ROOT / "singlegpu.py").read_text()
     start = source.index("    dataset = ToyDataset")
     end = source.index("    sampler = ")
-    own = "    import task\n    model, dataset, loss_fn, optimizer = task.make_task()\n"
+    own = (
+        "    import task\n    model, dataset, loss_fn, _ = task.make_task()\n    model.to(device)\n"
+        "    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)\n"
+    )
     source = source[:start] + own + source[end:]
     (tmp_path / "own.py").write_text(source.replace("self.total_loss.zero_()", "pass"))
     result = check("singlegpu", tmp_path / "own.py", "--task", tmp_path / "task.py:make_task")
-    assert result.stderr == "1 of 11 checks failed\n", result.stdout + result.stderr
-    assert result.stdout.count("  ok  ") == 10
+    assert result.stderr == "1 of 13 checks failed\n", result.stdout + result.stderr
+    assert result.stdout.count("  ok  ") == 12
     failed = result.stdout.partition("FAIL")[2].split("  ok  ")[0]
     title, why = explanation("loss")
     assert title in failed and "it logs" in failed
@@ -58,6 +64,94 @@ def test_misuse(tmp_path):
     result = check("multigpu", tmp_path / "missing.py")
     assert "there is no file" in result.stderr.splitlines()[-1]
     assert "choose from" in check("multigpus", ROOT / "multigpu.py").stderr.splitlines()[-1]
+
+
+def judge_of(folder, *edits):
+    """Returns the judge of an edited singlegpu.py."""
+    file = folder / "own.py"
+    file.write_text(Fault("", "singlegpu", "", edits).source())
+    return Judge(STAGES["singlegpu"], file, toy_task, folder)
+
+
+BACKWARD = "        loss.backward()\n"
+SAVED = '"optimizer": self.optimizer.state_dict()'
+OTHER = '"optimizer": torch.optim.SGD(self.model.parameters(), momentum=0.9).state_dict()'
+NAN = "        self.model.net1.bias.grad[:] = math.nan\n"
+CHECK_LOSS = "if not math.isfinite(self.loss):"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "check, edits, message",
+    [
+        ("starts", (BACKWARD, "        loss.backward(\n"), 'own.py", line 70\n.*loss.backward\\('),
+        ("starts", (BACKWARD, "        loss.back()\n"), "line 70, in _run_batch\n.*loss.back\\("),
+        ("weights", (BACKWARD, BACKWARD + "        self.model.eval()\n"), "in eval mode"),
+        ("weights", (BACKWARD, BACKWARD + NAN, CHECK_LOSS, "if False:"), "After 1 steps.* NaN"),
+        ("snapshot", (SAVED, OTHER), "state in it is empty"),
+        ("seed", ("    torch.manual_seed(args.seed)\n", ""), "begin with different weights"),
+    ],
+)
+def test_names_the_fault(tmp_path, check, edits, message):
+    judge = judge_of(tmp_path, *edits)
+    with pytest.raises(WrongError, match=message):
+        judge.check_starts()
+        getattr(judge, f"check_{check}")()
+
+
+def test_forward_passes_without_a_backward_pass(tmp_path):
+    again = "        self.loss_fn(self.model(inputs[:2]), targets[:2])\n"
+    judge = judge_of(tmp_path, BACKWARD, again + BACKWARD + again)
+    judge.check_samples()
+    judge.check_weights()
+
+
+HANGS = "import subprocess; print('hangs', flush=True); subprocess.run(['sleep', '1000'])"
+
+
+def left_over(folder):
+    return [text for text in environments().values() if f"PROBE_FOLDER={folder}" in text]
+
+
+def wait_for_processes(folder, count):
+    deadline = time.monotonic() + helpers.TIMEOUT_S
+    while len(left_over(folder)) != count:
+        assert time.monotonic() < deadline, left_over(folder)
+        time.sleep(0.01)
+
+
+def test_children_of_a_rank_end_with_it(shell):
+    (shell.folder / "hangs.py").write_text(HANGS)
+    job = shell.ranks(f"{shell.folder}/hangs.py", 2, PROBE_FOLDER=str(shell.folder))
+    wait_for_processes(shell.folder, 2)
+    job.end()
+    wait_for_processes(shell.folder, 0)
+
+
+def test_sigterm_leaves_no_process_behind(tmp_path, monkeypatch):
+    (tmp_path / "hangs.py").write_text(HANGS)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    command = [sys.executable, "-m", "tools.judge.check", "singlegpu", tmp_path / "hangs.py"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        wait_for_processes(tmp_path, 2)  # the script and its child
+        process.send_signal(signal.SIGTERM)
+        assert process.communicate(timeout=helpers.TIMEOUT_S)[1] == "ended by SIGTERM\n"
+    assert not left_over(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "source, message",
+    [
+        ("def make_task(:", "SyntaxError"),
+        ("\nimport nosuch", "fails in line 2: ModuleNotFoundError: No module named 'nosuch'"),
+        ("def task(): pass", "has no attribute 'make_task'"),
+        ("def make_task(): return 1, 2, 3", r"expected 4, got 3\) \(it must return a model"),
+    ],
+)
+def test_bad_task(tmp_path, source, message):
+    (tmp_path / "task.py").write_text(source)
+    with pytest.raises(SystemExit, match=message):
+        load_task(f"{tmp_path}/task.py:make_task")
 
 
 def after(number, params):

@@ -9,12 +9,16 @@ stay as in singlegpu.py. docs/check.md explains each check.
 import argparse
 import functools
 import importlib.util
+import math
 import os
 import re
 import shlex
+import shutil
+import signal
 import sys
 import tempfile
 import textwrap
+import traceback
 from collections import Counter
 from json import loads
 from pathlib import Path
@@ -22,6 +26,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 PROBE = ROOT / "tools" / "judge" / "probe"
+PRETEND = ROOT / "tests" / "pretend_gpus"
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(PROBE)]
 
 import helpers  # noqa: E402
@@ -59,26 +64,25 @@ class Stage(NamedTuple):
     reference: str = ""  # the file whose weights on one process are right, if no plain loop's
 
 
-ONE = "starts batch samples order weights loss save log snapshot resume previous"
+ONE = "starts batch samples order weights loss save log snapshot seed resume previous"
 SEVERAL = ONE.replace("starts", "starts processes")
-MULTINODE = Stage(f"{SEVERAL} gpus restart disks")
-FSDP = Stage(
-    "starts processes batch samples order weights log signal sharded",  # resume: see signal
+MULTINODE = Stage(f"{SEVERAL} gpus device restart disks")
+SIGNALS = f"{SEVERAL} gpus device restart signal"
+FSDP = Stage(  # resume: see signal
+    "starts processes batch samples order weights loss log device signal sharded",
     options=GPT_OPTIONS,
     batch=16,
     max_diff=1e-9,  # in float64
     reference="gpt/pretrain.py",
 )
-SPLIT = FSDP._replace(checks="starts processes weights log signal")
+SPLIT = FSDP._replace(checks="starts processes weights loss log device signal")
 STAGES = {
-    "singlegpu": Stage(ONE, PYTHON, "--batch_size 48", 1),
-    "multigpu": Stage(f"{SEVERAL} gpus", PYTHON),
-    "multigpu_torchrun": Stage(f"{SEVERAL} gpus restart", TORCHRUN),
+    "singlegpu": Stage(f"{ONE} device", PYTHON, "--batch_size 48", 1),
+    "multigpu": Stage(f"{SEVERAL} gpus device", PYTHON),
+    "multigpu_torchrun": Stage(f"{SEVERAL} gpus device restart", TORCHRUN),
     "multinode": MULTINODE,
-    "preemptible": MULTINODE._replace(checks=f"{MULTINODE.checks} signal"),
-    "elastic_ddp": Stage(
-        f"{SEVERAL} gpus restart signal node", ELASTIC, "--global_batch_size 65", batch=65
-    ),
+    "preemptible": MULTINODE._replace(checks=f"{SIGNALS} disks"),
+    "elastic_ddp": Stage(f"{SIGNALS} newest node", ELASTIC, "--global_batch_size 65", batch=65),
     "recipes/gradient_accumulation": MULTINODE._replace(
         options="--batch_size 8 --global_batch_size 48"
     ),
@@ -96,12 +100,19 @@ STAGES = {
 }
 
 
-FIRST = {"starts", "processes"}  # what must be right before anything else can be judged
+FIRST = {"starts", "processes", "seed"}  # what must be right before anything else can be judged
 NEEDED = {
     "weights": {"samples"},
     "loss": {"samples", "weights"},
+    "device": {"samples", "weights", "gpus"},
+    "snapshot": {"samples"},
     "previous": {"samples", "weights"},
+    "disks": {"signal"},
+    "newest": {"signal"},
 }
+TASK = "it must return a model, a data set, a loss function and an optimizer"
+NOT_FINITE = "are NaN or infinite: is the learning rate too high, or the loss wrong?"
+STACK = re.compile(r"(\[rank\d+\]:)?(  |\s*Traceback|.*resource_tracker)")
 
 
 class WrongError(Exception):
@@ -118,7 +129,8 @@ def toy_task():
 class Run:
     """What a training has printed, and what the probe has written of each of its processes."""
 
-    def __init__(self, jobs, folder):
+    def __init__(self, jobs, folder, file):
+        self.file = file
         try:
             self.statuses = [job.wait() for job in jobs]
         except AssertionError:
@@ -138,13 +150,36 @@ class Run:
         if not self.statuses:
             message = f"It did not end within {TIMEOUT_S} seconds: it hangs."
         if not (ok and self.statuses):
-            stack = re.compile(r"(\[rank\d+\]:)?(  |\s*Traceback|.*resource_tracker)")
-            lines = [line for line in self.output.splitlines() if not stack.match(line)]
-            shown = "\n".join(lines[:8] + ["…"] * (len(lines) > 11) + lines[8:][-3:])
+            lines = self.lines() or ["nothing"]
+            shown = "\n".join(lines[:9] + ["…"] * (len(lines) > 12) + lines[9:][-3:])
             raise WrongError(f"{message} It has printed:\n{textwrap.indent(shown, '| ')}")
 
+    def lines(self):
+        """Returns the lines of the output, of a traceback only where the script itself failed."""
+        lines = []
+        frame = []  # the last one of the script
+        for line in self.output.splitlines():
+            if f'File "{self.file}", line' in line:
+                frame = [line]
+            elif len(frame) == 1:
+                frame.append(line)  # its code
+            elif not STACK.match(line):
+                lines += [*frame, line]
+                frame = []
+        return lines + frame
+
+    @property
+    def succeeded(self):
+        return bool(self.statuses) and not any(self.statuses)
+
     def succeed(self):
-        self.require(self.statuses and not any(self.statuses), "The run failed.")
+        self.require(self.succeeded, "The run failed.")
+
+    def losses(self):
+        """Returns the logged loss of each epoch."""
+        # Within an epoch, stage 5 and later ones log `epoch 1 + 640 samples`.
+        lines = r"^epoch (\d+)(?: \+ 0 samples)? \|.*\bloss ([-+.\w]+)"
+        return {int(epoch): float(loss) for epoch, loss in re.findall(lines, self.output, re.M)}
 
     def batches(self):
         """Returns the samples of each step, of all ranks together."""
@@ -168,32 +203,44 @@ class Judge:
         self.shell = helpers.Shell(folder)
         helpers.write_text(folder / "text", 1024 + CHUNKS, 8)
 
-    def run(self, total, snapshot, more="", launchers=(), nodes=(".", "."), **probe):
-        """Trains and saves each epoch; without launchers, only the ranks start, which is faster."""
+    def run(self, total, snapshot, more="", save_every=1, launchers=(), nodes=(), gpus=0, **probe):
+        """Trains a few epochs; without launchers, only the ranks start, which is faster."""
         folder = Path(tempfile.mkdtemp(dir=self.folder))
         variables = {"PROBE_FOLDER": str(folder), "PYTHONPATH": str(PROBE)}
         variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # see docs/hangs.md
+        if gpus:
+            variables["PYTHONPATH"] += f":{PRETEND}"
+            variables["PRETEND_GPUS"] = str(gpus)
         variables |= {f"PROBE_{name.upper()}": str(value) for name, value in probe.items()}
         if self.stage.reference:
             variables["PROBE_FLOAT64"] = "1"
-        options = f"{total} 1 --snapshot_path {snapshot} {self.stage.options} {more}"
+        options = f"{total} {save_every} --snapshot_path {snapshot} {self.stage.options} {more}"
         starts_its_ranks = self.stage.launchers == PYTHON and self.stage.processes > 1
         if launchers or starts_its_ranks:
             commands = [f"{name} {shlex.quote(str(self.file))}" for name in launchers or PYTHON]
-            port = helpers.free_port()
-            jobs = [
-                self.shell.start(f"{command.format(port=port)} {options}", **variables)
-                for command in commands
-            ]
-            return Run(jobs, folder)
+            run = self.launch(commands, options, variables, folder)
+            if "EADDRINUSE" in run.output:  # another process took the port that was free
+                run = self.launch(commands, options, variables, folder)
+            return run
         script = folder / "start.py"
         script.write_text(
-            f"import runpy, sys\nsys.path[:1] = [{str(self.file.parent)!r}, {str(PROBE)!r}]\n"
+            "import multiprocessing, runpy, sys\n"
+            f"sys.path[:1] = [{str(self.file.parent)!r}, {str(PROBE)!r}]\n"
+            "multiprocessing.set_start_method('fork', force=True)  # as where torchrun starts it\n"
             "import probe\nprobe.install()\n"
             f"runpy.run_path({str(self.file)!r}, run_name='__main__')\n"
         )
-        nodes = [self.folder / node for node in nodes[: self.stage.processes]]
-        return Run([self.shell.ranks_on(nodes, f"{script} {options}", **variables)], folder)
+        nodes = [self.folder / node for node in nodes or ["."] * self.stage.processes]
+        jobs = [self.shell.ranks_on(nodes, f"{script} {options}", **variables)]
+        return Run(jobs, folder, self.file)
+
+    def launch(self, commands, options, variables, folder):
+        port = helpers.free_port()
+        jobs = [
+            self.shell.start(f"{command.format(port=port)} {options}", **variables)
+            for command in commands
+        ]
+        return Run(jobs, folder, self.file)
 
     @functools.cached_property
     def straight(self):
@@ -234,6 +281,16 @@ class Judge:
     def plain_loop(self):
         return self.train(self.straight.batches())
 
+    @functools.cached_property
+    def one_process(self):
+        """Returns the run of the reference, on one process."""
+        stage = self.stage._replace(options=f"{GPT_OPTIONS} --batch_size 16")
+        one = Judge(stage, ROOT / self.stage.reference, None, self.folder)
+        one.shell = self.shell  # which ends what it has started
+        run = one.run(EPOCHS, "reference", nodes=["."])
+        run.succeed()
+        return run
+
     def load(self, snapshot):
         try:
             load = helpers.load_gpt if self.stage.reference else helpers.load
@@ -246,17 +303,13 @@ class Judge:
         """Returns the weights that are right after the batches of the run."""
         if not self.stage.reference:
             return list(self.plain_loop[0].parameters())
-        stage = self.stage._replace(options=f"{GPT_OPTIONS} --batch_size 16")
-        one = Judge(stage, ROOT / self.stage.reference, None, self.folder)
-        run = one.run(EPOCHS, "reference", nodes=["."])
-        run.succeed()
         first = [steps[0] for steps in self.straight.steps]
-        one_process = run.steps[0][0]
+        one_process = self.one_process.steps[0][0]
         copies = sum(step["held"] for step in first) / one_process["held"]
         drawn = sum(step["weights"] for step in first) / copies
         if "sharded" in self.stage.checks and abs(drawn - one_process["weights"]) > 1e-6:
             raise WrongError("Before the first step, the weights are others than on one process.")
-        return one.weights("reference")
+        return self.weights("reference")
 
     def weights(self, snapshot):
         """Returns the weights of a snapshot; folders of shards have no order, so by name."""
@@ -265,7 +318,10 @@ class Judge:
 
     def compare(self, what, snapshot, weights=None):
         """Raises WrongError if the weights of a snapshot differ from `weights`, or the run's."""
-        diff = helpers.max_abs_diff(self.weights(snapshot), weights or self.weights("straight"))
+        found = self.weights(snapshot)
+        if not all(tensor.isfinite().all() for tensor in found):
+            raise WrongError(f"{what}: the weights {NOT_FINITE}")
+        diff = helpers.max_abs_diff(found, weights or self.weights("straight"))
         if not diff <= self.stage.max_diff:
             raise WrongError(
                 f"{what}: the weights differ by up to {diff:.2g}, which is not rounding."
@@ -290,15 +346,23 @@ class Judge:
             )
 
     def check_samples(self):
+        self.count_samples(self.straight)
+        if "gpus" in self.stage.checks and self.on_gpus[0].succeeded:
+            self.count_samples(self.on_gpus[0])
+
+    def count_samples(self, run):
+        """Raises WrongError unless each epoch has taken each sample once."""
         size = CHUNKS if self.stage.reference else len(self.indices)
-        for first in range(0, EPOCHS * self.epoch_steps, self.epoch_steps):
+        processes = len(run.steps)
+        epoch_steps = len(run.steps[0]) // EPOCHS
+        for first in range(0, EPOCHS * epoch_steps, epoch_steps):
             counts = Counter()
-            for batch in self.straight.batches()[first : first + self.epoch_steps]:
+            for batch in run.batches()[first : first + epoch_steps]:
                 counts.update(batch)
-            if len(counts) != size or counts.total() >= size + self.stage.processes:
+            if len(counts) != size or counts.total() >= size + processes:
                 raise WrongError(
-                    f"An epoch took {counts.total()} samples, {len(counts)} of them different, of"
-                    f" a data set of {size}."
+                    f"An epoch on {processes} processes took {counts.total()} samples,"
+                    f" {len(counts)} of them different, of a data set of {size}."
                 )
             if not self.stage.reference and counts.keys() - self.indices.keys():
                 raise WrongError("Some samples are not in the data set.")
@@ -309,25 +373,32 @@ class Judge:
             raise WrongError("Epochs 1 and 2 begin with the same samples in the same order.")
 
     def check_weights(self):
-        if not self.stage.reference:
-            for number, ranks in enumerate(zip(*self.straight.steps, strict=True)):
-                if len({step["weights"] for step in ranks}) > 1:
-                    raise WrongError(f"After {number} steps, the ranks have different weights.")
+        for number, ranks in enumerate(zip(*self.straight.steps, strict=True)):
+            weights = {step["weights"] for step in ranks}
+            if not all(map(math.isfinite, weights)):
+                raise WrongError(f"After {number} steps, the weights {NOT_FINITE}")
+            if not all(step["training"] for step in ranks):
+                raise WrongError(f"In step {number + 1}, the model is in eval mode.")
+            if len(weights) > 1 and not self.stage.reference:
+                raise WrongError(f"After {number} steps, the ranks have different weights.")
         self.compare("Beside one process that takes the same batches", "straight", self.reference)
 
     def check_loss(self):
-        losses = self.plain_loop[2]
-        # Within an epoch, stage 5 and later ones log `epoch 1 + 640 samples`.
-        lines = r"^epoch (\d+)(?: \+ 0 samples)? \|.*\bloss (\S+)"
-        logged = dict(re.findall(lines, self.straight.output, re.M))
         for epoch in range(1, EPOCHS + 1):
-            batches = slice((epoch - 1) * self.epoch_steps, epoch * self.epoch_steps)
-            sizes = [len(batch) for batch in self.straight.batches()[batches]]
-            expected = f"{sum(losses[batches]) / sum(sizes):.4g}"
-            found = float(logged.get(str(epoch), "nan"))
-            tolerance = max(2e-3, self.stage.max_diff)
-            if not abs(found / float(expected) - 1) <= tolerance:
-                raise WrongError(f"Epoch {epoch}: it logs {found}, not {expected}.")
+            if self.stage.reference:
+                expected = self.one_process.losses()[epoch]
+            else:
+                batches = slice((epoch - 1) * self.epoch_steps, epoch * self.epoch_steps)
+                samples = sum(map(len, self.straight.batches()[batches]))
+                expected = sum(self.plain_loop[2][batches]) / samples
+            self.compare_loss(self.straight, epoch, expected)
+
+    def compare_loss(self, run, epoch, expected):
+        """Raises WrongError if a run logs another loss of an epoch than `expected`."""
+        found = run.losses().get(epoch, math.nan)
+        tolerance = 1e-4 if self.stage.reference else max(2e-3, self.stage.max_diff)
+        if not abs(found / expected - 1) <= tolerance:
+            raise WrongError(f"Epoch {epoch}: it logs {found}, not {expected:.4g}.")
 
     def check_save(self):
         saving = {events[0]["rank"] for events in self.straight.events if "saved" in str(events)}
@@ -351,22 +422,45 @@ class Judge:
             raise WrongError(
                 f"The stage before cannot load its snapshot: {error!r:.300}"
             ) from error
-        if epochs != EPOCHS or not optimizer.state:
-            raise WrongError(
-                f"After {EPOCHS} epochs it holds epochs_run {epochs}, and {optimizer}."
-            )
+        if epochs != EPOCHS:
+            raise WrongError(f"After {EPOCHS} epochs it holds epochs_run {epochs}.")
+        if self.plain_loop[1].state and not optimizer.state:
+            raise WrongError("The optimizer's state in it is empty: is it that of another one?")
+
+    @functools.cached_property
+    def first_epoch(self):
+        return self.run(1, "first")
+
+    @functools.cached_property
+    def resumed(self):
+        shutil.copy(self.folder / "first", self.folder / "resumed")
+        return self.run(EPOCHS, "resumed", save_every=2)
+
+    def check_seed(self):
+        self.first_epoch.succeed()
+        self.first_epoch.require(self.first_epoch.steps, "It has made no step.")
+        self.first_epoch.require((self.folder / "first").exists(), "It has not saved.")
+        first, again = self.straight.steps[0][0], self.first_epoch.steps[0][0]
+        for what in ("weights", "samples"):
+            if first[what] != again[what]:
+                raise WrongError(f"Two runs begin with different {what}: is there no seed?")
 
     def check_resume(self):
-        self.run(1, "resumed").succeed()
-        second = self.run(EPOCHS, "resumed")
-        second.succeed()
-        found = len(second.batches())
+        self.resumed.succeed()
+        found = len(self.resumed.batches())
         expected = (EPOCHS - 1) * self.epoch_steps
         if found != expected:
             raise WrongError(
                 f"Started again after 1 of {EPOCHS} epochs: {found} steps, not {expected}."
             )
+        saved = self.load("resumed").get("epochs_run")
+        if saved != EPOCHS:
+            raise WrongError(f"Saving every 2 epochs, it ends after {EPOCHS}, and saved {saved}.")
         self.compare("Resumed after epoch 1, and not interrupted", "resumed")
+        finished = self.run(EPOCHS, "resumed")
+        finished.succeed()
+        if finished.steps:
+            raise WrongError(f"Started again when all {EPOCHS} epochs are done, it trains on.")
 
     def check_previous(self):
         batches = self.straight.batches()
@@ -383,39 +477,64 @@ class Judge:
         batches = batches[: self.epoch_steps] + run.batches()
         self.compare("Resumed from it", "previous", list(self.train(batches)[0].parameters()))
 
+    @functools.cached_property
+    def on_gpus(self):
+        """Returns a run on pretended GPUs, and the GPU that each of its processes should use."""
+        count = self.stage.processes
+        if count > 1 and not self.stage.reference:
+            count = 3  # not a divisor of 2048: some samplers then pad the epoch, or cut it
+        if self.stage.launchers in (PYTHON, TORCHRUN) or self.stage.reference:
+            run = self.run(EPOCHS, "gpus", nodes=["."] * count, gpus=count)
+            return run, [f"cuda:{n}" for n in range(count)]
+        nodes = ["node1", "node1", "node2"]
+        run = self.run(EPOCHS, self.folder / "gpus", nodes=nodes, gpus=2)
+        return run, ["cuda:0", "cuda:0", "cuda:1"]
+
     def check_gpus(self):
-        if self.stage.launchers == PYTHON:
-            run = self.run(1, "gpus", gpus=3)
-            expected = ["cuda:0", "cuda:1", "cuda:2"]
-        elif self.stage.launchers == TORCHRUN:
-            run = self.run(1, "gpus", gpus=2)
-            expected = ["cuda:0", "cuda:1"]
-        else:
-            run = self.run(1, "gpus", nodes=("node1", "node2"), gpus=1)
-            expected = ["cuda:0", "cuda:0"]
-        run.require(run.values("moved"), "No model was moved to a GPU.")
-        if run.values("moved") != expected:
-            raise WrongError(f"The ranks' models are on {run.values('moved')}, not on {expected}.")
-        bound = set(run.values("bound"))
-        if bound != set(expected):
-            raise WrongError(f"The models are on {expected}, but set_device got {sorted(bound)}.")
-        if backends := [name for name in run.values("backend") if "nccl" not in name]:
+        run, expected = self.on_gpus
+        bound = run.values("bound")
+        run.require({*bound} == {*expected}, f"set_device got {bound}, where {expected} is right.")
+        if backends := [name for name in run.values("backend") if "nccl" not in str(name)]:
             raise WrongError(f"On GPUs, the backend is {backends[0]}.")
+        if "None" in self.resumed.values("loaded_to"):
+            raise WrongError("torch.load has no map_location: all ranks load onto rank 0's GPU.")
+
+    def check_device(self):
+        run, expected = self.on_gpus
+        run.succeed()
+        used = sorted(steps[0]["device"] for steps in run.steps)
+        if used != expected:
+            raise WrongError(f"The ranks' models are on {used}, not on {expected}.")
+        weights = self.reference
+        if not self.stage.reference:  # there may be more processes than on the CPU
+            weights = list(self.train(run.batches())[0].parameters())
+        self.compare("On GPUs, beside a CPU", "gpus", weights)
 
     def check_restart(self):
-        step = 2 * self.epoch_steps + 1
-        run = self.run(EPOCHS, "killed", launchers=RESTARTING, rank=1, step=step, signal=9)
+        step = 2 * self.epoch_steps + 8
+        more = "--save_every_steps 5" if "signal" in self.stage.checks else ""
+        run = self.run(EPOCHS, "killed", more, launchers=RESTARTING, rank=1, step=step, signal=9)
         run.succeed()
-        if max(map(len, run.steps)) > step + 1:
-            raise WrongError("Killed in epoch 3, it began again with epoch 1.")
+        resumed_at = EPOCHS * self.epoch_steps - min(map(len, run.steps))
+        if step - resumed_at > (5 if more else 8):
+            raise WrongError(f"Killed after {step} steps, it resumed after {resumed_at}. {more}")
         self.compare("Killed in epoch 3 and restarted, and not killed", "killed")
 
+    def on_own_disks(self, total, newer):
+        """Returns a run on two nodes with different snapshots, the second of them newer."""
+        for node, snapshot in (("node1", "first"), ("node2", newer)):
+            (self.folder / node).mkdir(exist_ok=True)
+            shutil.copy(self.folder / snapshot, self.folder / node / "disks")
+        return self.run(total, "disks", nodes=["node1", "node2"])
+
+    def check_newest(self):
+        self.on_own_disks(EPOCHS, "newer").succeed()
+        self.compare("Resumed where the other node had the newer snapshot", "node1/disks")
+
     def check_disks(self):
-        for epochs in (1, 2):
-            (self.folder / f"node{epochs}").mkdir(exist_ok=True)
-            self.run(epochs, f"node{epochs}/disks").succeed()
-        run = self.run(EPOCHS, "disks", nodes=("node1", "node2"))
-        run.require(not run.steps, "One has a snapshot of epoch 1, the other of 2, and they train.")
+        newer = "newer" if "signal" in self.stage.checks else "straight"
+        run = self.on_own_disks(EPOCHS + 1, newer)
+        run.require(not run.steps, "The snapshot of one node is newer, and they train.")
         run.require(all(run.statuses), "They do not train, but end with status 0.")
         run.require(
             "RuntimeError" not in run.output, "One ends, and the other fails in a collective."
@@ -423,23 +542,30 @@ class Judge:
 
     def check_signal(self):
         step = self.epoch_steps + 3
-        every = "--save_every_steps 100000"
+        every = "--save_every_steps 100000 --num_workers 1"
         stopped = self.run(EPOCHS, "stopped", every, rank=0, step=step, signal=15)
         stopped.require((self.folder / "stopped").exists(), "It has not saved.")
+        if not self.stage.reference:
+            shutil.copy(self.folder / "stopped", self.folder / "newer")
         resumed = self.run(EPOCHS, "stopped", every)
         resumed.succeed()
         steps = [len(stopped.batches()), len(resumed.batches())]
-        if sum(steps) != EPOCHS * self.epoch_steps or not step < steps[0] < 2 * self.epoch_steps:
-            raise WrongError(
-                f"SIGTERM came in step {step} of {EPOCHS * self.epoch_steps}: it took {steps[0]}"
-                f" steps, and {steps[1]} when started again."
-            )
+        total = EPOCHS * self.epoch_steps
+        stopped.require(
+            sum(steps) == total and step < steps[0] < 2 * self.epoch_steps,
+            f"SIGTERM came in step {step} of {total}: it took {steps[0]} steps, and {steps[1]} when"
+            " started again.",
+        )
         self.compare("Stopped within an epoch and resumed, and not stopped", "stopped")
+        self.compare_loss(resumed, 2, self.straight.losses().get(2, math.nan))
 
     def check_node(self):
         step = self.epoch_steps + 3
         run = self.run(EPOCHS, "node", launchers=ELASTIC, rank="last_node", step=step, signal=9)
         run.require(run.statuses[:1] == [0], "A node failed, and the other did not finish.")
+        repeated = sum(map(len, run.steps)) - (step + 1) - EPOCHS * self.epoch_steps
+        if repeated > 1:
+            raise WrongError(f"A node failed, and the other has repeated {repeated} steps.")
         self.compare("With a node that fails, and without", "node")
 
     def check_sharded(self):
@@ -458,9 +584,8 @@ def explanation(check):
     """Returns the title and the text of a check on docs/check.md, without Markdown."""
     text = (ROOT / "docs" / "check.md").read_text()
     title, body = re.search(rf"^## {check}: (.*)\n\n((?:.+\n)+)", text, re.M).groups()
-    return title, re.sub(
-        r"\[([^]]+)\]\((\S+?\.md)\S*\)", r'"\1" (docs/\2)', body.replace("\n", " ")
-    )
+    body = re.sub(r"\[([^]]+)\]\(#\S*\)", r"\1", body.replace("\n", " "))
+    return title, re.sub(r"\[([^]]+)\]\((\S+?\.md)\S*\)", r'"\1" (docs/\2)', body)
 
 
 def judge(name, file, task, folder):
@@ -497,8 +622,24 @@ def load_task(name):
     sys.path.insert(0, str(Path(path).resolve().parent))
     spec = importlib.util.spec_from_file_location("task", path)
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return getattr(module, function)
+    try:
+        spec.loader.exec_module(module)
+        make_task = getattr(module, function)
+        model, dataset, loss_fn, optimizer = make_task()
+        inputs, targets = dataset[0]
+        loss_fn(model(inputs[None]), targets[None]).backward()
+        optimizer.step()
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [f" in line {frame.lineno}" for frame in frames if frame.filename == spec.origin]
+        place = "".join(lines[-1:])
+        sys.exit(f"--task {name} fails{place}: {type(error).__name__}: {error} ({TASK})")
+    return make_task
+
+
+def end(signum, frame):
+    """Ends this process as Ctrl-C does, so that it ends what it has started."""
+    sys.exit(f"ended by {signal.Signals(signum).name}")
 
 
 def main():
@@ -509,6 +650,8 @@ def main():
     args = parser.parse_args()
     if not args.file.is_file():
         parser.error(f"there is no file {args.file}")
+    for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, end)
     task = load_task(args.task) if args.task else toy_task
     with tempfile.TemporaryDirectory() as folder:
         failed = judge(args.stage, args.file, task, Path(folder))

@@ -41,6 +41,18 @@ LOAD_OPTIMIZER = '            self.optimizer.load_state_dict(snapshot["optimizer
 SAVE_OPTIMIZER = '            "optimizer": self.optimizer.state_dict(),\n'
 SAVE_POSITION = '            "samples_run": self.samples_run,\n'
 SAMPLER = "        sampler=sampler,\n"
+MEAN_LOSS = "        dist.all_reduce(total_loss)  # the sum over all ranks\n"
+RANK_0_LOSS = "        total_loss *= dist.get_world_size()\n"
+SEED = "    torch.manual_seed(args.seed)\n"
+SEEDED_SAMPLER = "DistributedSampler(dataset, seed=args.seed)"
+DROP_LAST = "DistributedSampler(dataset, seed=args.seed, drop_last=True)"
+AGREE_ON_START = "        self._agree_on_start()\n"
+EPOCHS_LEFT = "range(self.epochs_run, total)"
+ONE_MORE = "range(self.epochs_run, max(total, self.epochs_run + 1))"
+SAVE_STEPS = "if stop or (save and self.samples_run < len(self.train_loader.dataset)):"
+SAVE_LOSS = '            "loss": self.loss,\n'
+OWN_SESSION = "        worker_init_fn=start_own_session,\n"
+AFTER_FAILURE = "            atexit.register(self._save_after_failure)\n"
 DEVICE = '        device = torch.device("cuda", local_rank)\n'
 SET_DEVICE = "        torch.cuda.set_device(device)\n"
 WEIGHT = "weight = local_size / global_size * dist.get_world_size()  # DDP averages over ranks"
@@ -174,6 +186,39 @@ FAULTS = [
             'dist.init_process_group("nccl")',
         ),
     ),
+    Fault(
+        "the inputs stay on the CPU",
+        "multigpu_torchrun",
+        "device",
+        ("            inputs = inputs.to(self.device, non_blocking=True)\n", ""),
+    ),
+    Fault(
+        "the model stays on the CPU",
+        "multigpu_torchrun",
+        "device",
+        ("    model = ToyModel().to(device)\n", "    model = ToyModel()\n"),
+    ),
+    Fault(
+        "a CPU tensor in a collective",
+        "multigpu_torchrun",
+        "device",
+        (
+            "        dist.all_reduce(self.total_loss)  # the sum over all ranks\n",
+            "        self.total_loss = self.total_loss.cpu()\n"
+            "        dist.all_reduce(self.total_loss)\n",
+        ),
+    ),
+    Fault(
+        "what is on the GPU is pinned",
+        "multigpu_torchrun",
+        "device",
+        (
+            "    Trainer(model, train_loader",
+            '    if device.type == "cuda":\n'
+            "        dataset.inputs = dataset.inputs.to(device)\n"
+            "    Trainer(model, train_loader",
+        ),
+    ),
     Fault("the snapshot is not loaded", "multigpu_torchrun", "resume previous restart", (LOAD, "")),
     Fault(
         "only rank 0 loads",
@@ -210,7 +255,7 @@ FAULTS = [
         "no look at the other nodes' snapshots",
         "multinode",
         "disks",
-        ("        self._agree_on_start()\n", ""),
+        (AGREE_ON_START, ""),
     ),
     Fault(
         "the GPU is chosen by the rank",
@@ -230,8 +275,36 @@ FAULTS = [
         ("            signal.signal(signum, self._request_stop)\n", "            pass\n"),
     ),
     Fault(
-        "the position within the epoch is not saved", "preemptible", "signal", (SAVE_POSITION, "")
+        "the position within the epoch is not saved",
+        "preemptible",
+        "restart signal",
+        (SAVE_POSITION, ""),
     ),
+    Fault(
+        "the model is in eval mode", "multigpu", "weights", (DDP, f"{DDP}        model.eval()\n")
+    ),
+    Fault("no seed", "multigpu_torchrun", "seed", (SEED, "")),
+    Fault(
+        "no save at the end", "multigpu_torchrun", "resume", (" or self.epochs_run == total", "")
+    ),
+    Fault("no end of the epochs", "multigpu_torchrun", "resume", (EPOCHS_LEFT, ONE_MORE)),
+    Fault("samples dropped", "multigpu_torchrun", "samples", (SEEDED_SAMPLER, DROP_LAST)),
+    Fault("no map_location", "multigpu_torchrun", "gpus", (', map_location="cpu"', "")),
+    Fault(
+        "only the epochs of the nodes are compared",
+        "preemptible",
+        "disks",
+        (
+            "all_gather_object(starts, (self.epochs_run, self.samples_run))",
+            "all_gather_object(starts, self.epochs_run)",
+        ),
+    ),
+    Fault("signals reach data workers", "preemptible", "signal", (OWN_SESSION, "")),
+    Fault("no saves within an epoch", "preemptible", "restart", (SAVE_STEPS, "if stop:")),
+    Fault("the loss so far is not saved", "preemptible", "signal", (SAVE_LOSS, "")),
+    Fault("each node loads its own snapshot", "elastic_ddp", "newest", (AGREE_ON_START, "")),
+    Fault("no save after a failure", "elastic_ddp", "node", (AFTER_FAILURE, "            pass\n")),
+    Fault("the loss is rank 0's own", "gpt/fsdp", "loss signal", (MEAN_LOSS, RANK_0_LOSS)),
     Fault(
         "the gradient of the global batch is divided twice",
         "elastic_ddp",

@@ -2,27 +2,29 @@
 
 Each process writes a line of JSON per event into a file of its own in the folder PROBE_FOLDER. At
 its step PROBE_STEP, counted from 0, the rank PROBE_RANK sends itself the signal PROBE_SIGNAL, once;
-if it is "last_node", the ranks with LAST_NODE set do, and to their launcher, too. With PROBE_GPUS
-set, torch believes in so many GPUs until the model is moved to one.
+if it is "last_node", the ranks with LAST_NODE set do, and to their launcher, too.
 """
 
 import hashlib
+import importlib
 import json
 import os
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_leaves
 
-samples = []  # of this process, since its last step
+samples = []  # of this process that a backward pass has used since its last step
 steps = 0
 outermost = None  # the module that the training loop calls, such as DDP's
 gathered = 0  # the most parameters that were in this process's memory at once
-current_gpu = "cuda:0"
-original = {"save": torch.save, "init_process_group": dist.init_process_group}
+original = {"save": torch.save, "load": torch.load}
 
 
 def folder():
@@ -48,13 +50,29 @@ def local(parameter):
     return parameter.to_local() if hasattr(parameter, "to_local") else parameter
 
 
+def has_parameters(module, recurse=True):
+    return next(module.parameters(recurse), None) is not None
+
+
 def note_inputs(module, inputs):
     global outermost, gathered
-    if module.training and torch.is_grad_enabled() and inputs:
+    if torch.is_grad_enabled() and inputs and has_parameters(module):  # a loss function has none
         outermost = outermost or module
-        if module is outermost:
-            samples.extend(hashes(inputs[0]))
         gathered = max(gathered, sum(local(p).numel() for p in outermost.parameters()))
+
+
+def note_output(module, inputs, output):
+    """Counts the samples of a forward pass when a backward pass comes to its output."""
+    outputs = [t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.requires_grad]
+    if module is not outermost or not outputs:
+        return
+    hashed = hashes(inputs[0])
+
+    def count(gradient):
+        samples.extend(hashed)
+        hook.remove()
+
+    hook = outputs[0].register_hook(count)
 
 
 def note_step(optimizer, args, options):
@@ -64,13 +82,15 @@ def note_step(optimizer, args, options):
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     held = [local(p) for p in parameters]
     if steps == 0:
-        original["save"]([p.detach() for p in held], folder() / f"{os.getpid()}.initial")
+        original["save"]([p.detach().cpu() for p in held], folder() / f"{os.getpid()}.initial")
     write(
         samples=samples[:],
         world_size=dist.get_world_size() if dist.is_initialized() else 1,
         weights=sum(p.detach().double().sum().item() for p in held),
         held=sum(p.numel() for p in held),
         gathered=gathered,
+        device=str(held[0].device),
+        training=any(m.training for m in outermost.modules() if has_parameters(m, recurse=False)),
     )
     samples.clear()
     if os.environ.get("PROBE_STEP") == str(steps):
@@ -86,7 +106,7 @@ def send_signal():
     sent.touch()
     if this_rank == "last_node":
         os.kill(os.getppid(), int(os.environ["PROBE_SIGNAL"]))
-    os.kill(os.getpid(), int(os.environ["PROBE_SIGNAL"]))
+    os.killpg(os.getpgrp(), int(os.environ["PROBE_SIGNAL"]))  # its data workers, too
 
 
 def save(*args, **options):
@@ -94,41 +114,35 @@ def save(*args, **options):
     return original["save"](*args, **options)
 
 
-def gpu(device):
-    """Returns the name of a GPU; without a number, that of the current one."""
-    name = f"cuda:{device}" if isinstance(device, int) else str(device)
-    return current_gpu if name == "cuda" else name
+def load(file, map_location=None, **options):
+    write(loaded_to=str(map_location))
+    return original["load"](file, map_location, **options)
 
 
 def set_device(device):
-    global current_gpu
-    current_gpu = gpu(device)
-    write(bound=current_gpu)
+    write(bound=f"cuda:{device}" if isinstance(device, int) else str(device))
+    original["set_device"](device)
 
 
-def init_process_group(*args, backend=None, device_id=None, **options):
-    write(backend=args[0] if args else backend)
-    original["init_process_group"]("gloo", *args[1:], **options)
+def init_process_group(backend=None, *args, device_id=None, **options):
+    write(backend=backend)
     if device_id is not None:
-        set_device(device_id)
-
-
-def move_and_exit(module, device="cuda", *args, **options):
-    write(moved=gpu(device))
-    if dist.is_initialized():
-        dist.barrier()
-    os._exit(0)
+        write(bound=str(device_id))
+    original["init_process_group"](backend, *args, device_id=device_id, **options)
 
 
 def install():
     torch.save = save
+    torch.load = load
     register_module_forward_pre_hook(note_inputs)
+    register_module_forward_hook(note_output)
     register_optimizer_step_pre_hook(note_step)
     if "PROBE_FLOAT64" in os.environ:
         torch.set_default_dtype(torch.float64)
-    if "PROBE_GPUS" in os.environ:
-        torch.cuda.is_available = lambda: True
-        torch.cuda.device_count = lambda: int(os.environ["PROBE_GPUS"])
-        torch.cuda.set_device = set_device
+    if "PRETEND_GPUS" in os.environ:
+        importlib.import_module("pretend_tensor")
+        original["init_process_group"] = dist.init_process_group
+        original["set_device"] = torch.cuda.set_device
         dist.init_process_group = init_process_group
-        nn.Module.to = nn.Module.cuda = move_and_exit
+        torch.cuda.set_device = set_device
+        torch.cuda.is_bf16_supported = lambda including_emulation=True: False  # see `weights`
