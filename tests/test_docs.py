@@ -217,8 +217,9 @@ def aborted(request):
 @pytest.mark.skipif(
     not BROWSER, reason="get the browser test with: sudo apt-get install chromium (or Chrome)"
 )
-def test_site_in_a_browser(site):
-    """Every page at two widths: nothing fails, sticks out, or is hard to read, light or dark."""
+@pytest.mark.parametrize("every", [10, pytest.param(1, marks=pytest.mark.long)])
+def test_site_in_a_browser(site, every):
+    """Pages at two widths: nothing fails, sticks out, or is hard to read, light or dark."""
     from axe_core_python.sync_playwright import Axe
     from playwright.sync_api import sync_playwright
 
@@ -233,7 +234,7 @@ def test_site_in_a_browser(site):
         page.on("pageerror", lambda error: problems.append((name, str(error))))
         page.on("requestfailed", lambda r: aborted(r) or problems.append((name, "failed", r.url)))
         page.on("request", lambda r: is_local_url(r.url, address) or problems.append((name, r.url)))
-        for number, name in enumerate(pages):
+        for number, name in enumerate(pages[::every]):
             # The pages look alike: axe sees each in one of the four combinations.
             page.emulate_media(color_scheme="dark" if number % 2 else "light")
             page.goto(f"{address}/{name}")
@@ -274,6 +275,7 @@ def test_diffs_lead_to_the_whole_file(site):
     assert 0.9 * diffs < shown <= diffs  # functions that a step removes are in no file
 
 
+@pytest.mark.long
 def test_links_of_the_site(site, tmp_path):
     """LinkChecker finds no broken link, and one to a picture that is missing."""
     picture = site / "assets" / "ranks.svg"

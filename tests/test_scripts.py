@@ -20,6 +20,9 @@ COMMANDS = [
     pytest.param("make lint", "ruff format --check"),
     pytest.param("make check STAGE=singlegpu FILE=singlegpu.py", "  ok  ", marks=LONG),
     pytest.param("python tools/steps.py", "singlegpu.py -> multigpu.py: "),
+    pytest.param("python tools/steps.py --help", "usage: steps.py"),
+    pytest.param("python -m tools.chain.run --help", "usage: run.py"),
+    pytest.param("python -m tools.pages.check_docs --help", "usage: check_docs.py"),
     pytest.param("python -m tools.judge.faults 1", "class Trainer:"),
     pytest.param("python bench/recovery_time.py 1", "regroup.py: ", marks=NIGHTLY),
     pytest.param(

@@ -1,10 +1,11 @@
-"""Trains with every stage in turn, each with its snapshot in runs/, and sums up in a table.
+"""Trains with every stage in turn, each with its snapshot in runs/chain/, and sums up in a table.
 
 Every command is shown as one would type it; multinode.py and preemptible.py run as two "nodes" with
 their rendezvous on localhost, and elastic_ddp.py as three, of which one is killed on the way. Ports
 are picked free. --no-slurm leaves out the job on a pocket cluster at the end.
 """
 
+import argparse
 import os
 import re
 import shlex
@@ -21,6 +22,7 @@ from tools.pages.charts import draw, read_elastic
 from tools.steps import ROOT, STEPS, changed_lines
 
 SLURM = ("slurm-wlm", "munge", "iproute2")
+FOLDER = ROOT / "runs" / "chain"
 
 
 # The store of every rendezvous. In one of the torchruns it would end with that one, and another
@@ -86,7 +88,7 @@ def kill(pid):
 
 def commands(script, gpus, epochs):
     """Returns the commands that start `script` on this machine: one, or one for each "node"."""
-    arguments = f"{script} {epochs} --snapshot_path runs/{script.removesuffix('.py')}.pt"
+    arguments = f"{script} {epochs} --snapshot_path runs/chain/{script.removesuffix('.py')}.pt"
     if script in ("singlegpu.py", "multigpu.py"):
         return [f"python {arguments}"]
     if script == "multigpu_torchrun.py":
@@ -111,34 +113,41 @@ def elastic(gpus, epochs):
     """Runs the last stage, whose log is long, and draws its loss."""
     script = "elastic_ddp.py"
     show = r"starts on|epochs done| \+ 0 samples"
-    save_every = f"{epochs} 10".split()[1]
-    log = run(*commands(script, gpus, epochs), show=show, kill_at=f"epoch {save_every} + 0")
-    (ROOT / "runs" / "elastic_ddp.log").write_text(log)
+    first_saved = f"epoch {epochs.split()[1]} + 0"
+    log = run(*commands(script, gpus, epochs), show=show, kill_at=first_saved)
+    (FOLDER / "elastic_ddp.log").write_text(log)
     # Without torchrun, since there is one process: here are the variables that it would set.
     environment = "RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 GROUP_RANK=0 MASTER_ADDR=localhost MASTER_PORT="
-    arguments = f"{script} {epochs} --save_every_steps 8 --snapshot_path runs/elastic_ddp-plain.pt"
+    arguments = f"{script} {epochs} --save_every_steps 8 --snapshot_path runs/chain/plain.pt"
     plain = run(f"{environment}{free_port()} python {arguments}", show="^$")
-    draw("elastic_ddp", read_elastic(log, plain), ROOT / "runs")
-    print("Its loss beside that of the last command: runs/elastic_ddp.svg")
-    print("All output of the nodes: runs/elastic_ddp.log")
+    draw("elastic_ddp", read_elastic(log, plain), FOLDER)
+    print("Its loss beside that of the last command: runs/chain/elastic_ddp.svg")
+    print("All output of the nodes: runs/chain/elastic_ddp.log")
     return log
 
 
+def parse_args():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("total_epochs", nargs="?", type=int, default=50)
+    parser.add_argument("save_every", nargs="?", type=int, default=10, help="epochs per snapshot")
+    parser.add_argument("--no-slurm", action="store_true", help="leave out the pocket cluster")
+    return parser.parse_args()
+
+
 def main():
-    (ROOT / "runs").mkdir(exist_ok=True)
-    for path in (ROOT / "runs").glob("*.*"):
-        path.unlink()
+    args = parse_args()
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    FOLDER.mkdir(parents=True)
     print(f"$ export OMP_NUM_THREADS={os.environ.setdefault('OMP_NUM_THREADS', '1')}\n")
     changes = {STEPS[0].base: ""} | {s.file: str(changed_lines(s.base, s.file)) for s in STEPS}
     gpus = torch.cuda.device_count()
-    epochs = " ".join(arg for arg in sys.argv[1:] if arg != "--no-slurm") or "50 10"
-    total, save_every = f"{epochs} 10".split()[:2]
+    epochs = f"{args.total_epochs} {args.save_every}"
     rows = []
     for script, changed in changes.items():
         output = elastic(gpus, epochs) if script == "elastic_ddp.py" else None
         output = output or run(*commands(script, gpus, epochs))
         losses = dict(re.findall(r"epoch ([1-9]\d*)(?: \+ 0 samples)? \| loss (\S+)", output))
-        first, last = min(save_every, total, key=int), total
+        first, last = str(min(args.save_every, args.total_epochs)), str(args.total_epochs)
         loss, final = losses[first], losses[last]
         rows.append([script, f"{loss} (epoch {first})", f"{final} (epoch {last})", changed])
         print()
@@ -147,9 +156,10 @@ def main():
         print(
             "For the same on a Slurm cluster of your own: sudo apt-get install", *SLURM, end="\n\n"
         )
-    elif "--no-slurm" not in sys.argv:
-        job = f"--gpus-per-node=1 slurm/multinode.sbatch {epochs} --snapshot_path runs/slurm.pt"
-        run(f"slurm/pocket-cluster -n 2 sbatch {job}")
+    elif not args.no_slurm:
+        arguments = f"{epochs} --snapshot_path runs/chain/slurm.pt"
+        sbatch = "sbatch --gpus-per-node=1 slurm/multinode.sbatch"
+        run(f"slurm/pocket-cluster -n 2 {sbatch} {arguments}")
         log = max(ROOT.glob("multinode-*.out"), key=lambda path: path.stat().st_mtime)
         print(*re.findall(r"0: .+ epochs done.+|0: .+ saved .+", log.read_text()), "", sep="\n")
     rows.insert(0, ["stage", "first loss", "last loss", "changed lines"])

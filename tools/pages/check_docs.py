@@ -5,6 +5,7 @@ answers, is an exercise and counts for its page only. Prints how many lines ther
 wrong and where, and then ends with status 1.
 """
 
+import argparse
 import re
 import subprocess
 import sys
@@ -152,6 +153,7 @@ def check(docs):
 
 
 def main():
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     problems, report = check(ROOT / "docs")
     if problems:
         sys.exit("\n".join(problems))
