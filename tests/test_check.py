@@ -29,7 +29,6 @@ def make_task():
 @pytest.fixture(autouse=True)
 def set_back(monkeypatch):
     """What `judge` sets for its process, where other tests run after it, is set back."""
-    monkeypatch.setattr(helpers, "TIMEOUT_S", helpers.TIMEOUT_S)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
 
@@ -66,11 +65,11 @@ def test_misuse(tmp_path):
     assert "choose from" in check("multigpus", ROOT / "multigpu.py").stderr.splitlines()[-1]
 
 
-def judge_of(folder, *edits):
-    """Returns the judge of an edited singlegpu.py."""
+def judge_of(folder, *edits, stage="singlegpu"):
+    """Returns the judge of an edited script of a stage."""
     file = folder / "own.py"
-    file.write_text(Fault("", "singlegpu", "", edits).source())
-    return Judge(STAGES["singlegpu"], file, toy_task, folder)
+    file.write_text(Fault("", stage, "", edits).source())
+    return Judge(STAGES[stage], file, toy_task, folder)
 
 
 BACKWARD = "        loss.backward()\n"
@@ -96,6 +95,26 @@ def test_names_the_fault(tmp_path, check, edits, message):
     judge = judge_of(tmp_path, *edits)
     with pytest.raises(WrongError, match=message):
         judge.check_starts()
+        getattr(judge, f"check_{check}")()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "check, after, message",
+    [
+        ("weights", "        loss = loss / 2\n", "first update is 0.5 times .* averaged twice"),
+        (
+            "starts",
+            "        if dist.get_rank() == 1:\n            dist.barrier()\n",
+            "It hangs: .*\nRank 0 waits in line 77: loss.back.*\nRank 1 .* line 76: dist.barrier",
+        ),
+    ],
+    ids=["averaged twice", "hangs"],
+)
+def test_names_the_fault_of_several(tmp_path, monkeypatch, check, after, message):
+    monkeypatch.setattr("tools.judge.check.time_of_import", lambda: 0)  # on a quiet machine
+    judge = judge_of(tmp_path, BACKWARD, after + BACKWARD, stage="multigpu_torchrun")
+    with pytest.raises(WrongError, match=message):
         getattr(judge, f"check_{check}")()
 
 

@@ -1,6 +1,7 @@
 """Trains with every stage in turn, each with its snapshot in runs/chain/, and sums up in a table.
 
-Every command is shown as one would type it; multinode.py and preemptible.py run as two "nodes" with
+All take global batches of 32 samples, and so log the same losses. Every command is shown as one
+would type it; multinode.py and preemptible.py run as two "nodes" with
 their rendezvous on localhost, and elastic_ddp.py as three, of which one is killed on the way. Ports
 are picked free. --no-slurm leaves out the job on a pocket cluster at the end.
 """
@@ -23,6 +24,8 @@ from tools.steps import ROOT, STEPS, changed_lines
 
 SLURM = ("slurm-wlm", "munge", "iproute2")
 FOLDER = ROOT / "runs" / "chain"
+GLOBAL_BATCH_SIZE = 32
+ELASTIC_OPTIONS = f"--global_batch_size {GLOBAL_BATCH_SIZE} --save_every_steps 16"
 
 
 # The store of every rendezvous. In one of the torchruns it would end with that one, and another
@@ -89,24 +92,30 @@ def kill(pid):
 def commands(script, gpus, epochs):
     """Returns the commands that start `script` on this machine: one, or one for each "node"."""
     arguments = f"{script} {epochs} --snapshot_path runs/chain/{script.removesuffix('.py')}.pt"
-    if script in ("singlegpu.py", "multigpu.py"):
+    if script == "singlegpu.py":
         return [f"python {arguments}"]
+    processes = min(gpus, 2) or 2
+    of_two = f"{arguments} --batch_size {GLOBAL_BATCH_SIZE // processes}"
+    if script == "multigpu.py":
+        first_two = "CUDA_VISIBLE_DEVICES=0,1 " if gpus > 2 else ""
+        return [f"{first_two}python {of_two}"]
     if script == "multigpu_torchrun.py":
-        return [f"torchrun --standalone --nproc_per_node={min(gpus, 2) or 2} {arguments}"]
+        return [f"torchrun --standalone --nproc_per_node={processes} {of_two}"]
     rendezvous = f"--rdzv_backend=c10d --rdzv_endpoint=localhost:{STORE.port} --rdzv_id={script}"
     if script == "elastic_ddp.py":
         # See docs/elastic_ddp.md.
         rdzv_conf = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=5"
         options = f"--nnodes=1:3 --nproc_per_node=1 --max-restarts=100 --rdzv_conf={rdzv_conf}"
         torchrun = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun"
-        launch = f"{torchrun} {options} {rendezvous} {arguments} --save_every_steps 8"
+        launch = f"{torchrun} {options} {rendezvous} {arguments} {ELASTIC_OPTIONS}"
         cpu = "CUDA_VISIBLE_DEVICES= " if gpus else ""
         return [f"{cpu}{launch}"] * 3
     if gpus >= 2:  # two processes cannot share a GPU, so each "node" gets one of its own
-        launch = f"torchrun --nnodes=2 --nproc_per_node=1 {rendezvous} {arguments}"
+        launch = f"torchrun --nnodes=2 --nproc_per_node=1 {rendezvous} {of_two}"
         return [f"CUDA_VISIBLE_DEVICES={gpu} {launch}" for gpu in range(2)]
     cpu = "CUDA_VISIBLE_DEVICES= " if gpus else ""
-    return [f"{cpu}torchrun --nnodes=2 --nproc_per_node=2 {rendezvous} {arguments}"] * 2
+    of_four = f"{arguments} --batch_size {GLOBAL_BATCH_SIZE // 4}"
+    return [f"{cpu}torchrun --nnodes=2 --nproc_per_node=2 {rendezvous} {of_four}"] * 2
 
 
 def elastic(gpus, epochs):
@@ -118,7 +127,7 @@ def elastic(gpus, epochs):
     (FOLDER / "elastic_ddp.log").write_text(log)
     # Without torchrun, since there is one process: here are the variables that it would set.
     environment = "RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 GROUP_RANK=0 MASTER_ADDR=localhost MASTER_PORT="
-    arguments = f"{script} {epochs} --save_every_steps 8 --snapshot_path runs/chain/plain.pt"
+    arguments = f"{script} {epochs} {ELASTIC_OPTIONS} --snapshot_path runs/chain/plain.pt"
     plain = run(f"{environment}{free_port()} python {arguments}", show="^$")
     draw("elastic_ddp", read_elastic(log, plain), FOLDER)
     print("Its loss beside that of the last command: runs/chain/elastic_ddp.svg")

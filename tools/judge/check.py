@@ -7,17 +7,21 @@ stay as in singlegpu.py. docs/check.md explains each check.
 """
 
 import argparse
+import contextlib
 import functools
 import importlib.util
+import linecache
 import math
 import os
 import re
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 import traceback
 from collections import Counter
 from json import loads
@@ -37,7 +41,7 @@ from torch import nn  # noqa: E402
 import singlegpu  # noqa: E402
 
 EPOCHS = 3
-TIMEOUT_S = 60  # of a run, after which it hangs; a right script takes less than 15
+SILENCE_S = 30  # after which a run hangs; a right script is silent for less than 15
 CHUNKS = 12 * 16  # of the text for a GPT, to train on; its steps are no multiple of ten
 GPT_OPTIONS = "--batch_size 8 --n_layer 4 --n_head 2 --n_embd 32 --context 8 --text text"
 PYTHON = ("python",)
@@ -112,11 +116,18 @@ NEEDED = {
 }
 TASK = "it must return a model, a data set, a loss function and an optimizer"
 NOT_FINITE = "are NaN or infinite: is the learning rate too high, or the loss wrong?"
-STACK = re.compile(r"(\[rank\d+\]:)?(  |\s*Traceback|.*resource_tracker)")
+STACK = re.compile(r"(\[rank\d+\]:)?(  |\s*Traceback|[WE]\d{4} |.*resource_tracker)")
 
 
 class WrongError(Exception):
     """What a check has seen that is wrong."""
+
+
+def time_of_import():
+    """Returns how many seconds the import of torch takes now: many where the machine is busy."""
+    start = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import torch"], check=True)
+    return time.monotonic() - start
 
 
 def toy_task():
@@ -131,10 +142,9 @@ class Run:
 
     def __init__(self, jobs, folder, file):
         self.file = file
-        try:
-            self.statuses = [job.wait() for job in jobs]
-        except AssertionError:
-            self.statuses = []
+        self.folder = folder
+        self.hangs = ""  # where
+        self.statuses = self.wait(jobs)
         self.output = "".join(job.output for job in jobs)
         for job in jobs:
             job.end()
@@ -145,14 +155,63 @@ class Run:
         self.steps = sorted(filter(None, steps), key=lambda steps: steps[0]["rank"])
         self.initial = next(folder.glob("*.initial"), None)
 
+    def wait(self, jobs):
+        """Returns the jobs' exit statuses; of a run that hangs, none, and `hangs` says where."""
+        limit = SILENCE_S
+        size = None
+        start = since = time.monotonic()
+        while None in (statuses := [job.status() for job in jobs]):
+            before = size
+            written = [*self.folder.glob("*.jsonl"), *(job.log for job in jobs)]
+            size = sum(path.stat().st_size for path in written)
+            now = time.monotonic()
+            since = since if size == before else now
+            if now - since > limit or now - start > 10 * limit:
+                import_s = time_of_import()
+                if 10 * import_s < limit:
+                    self.hangs = f"It hangs: for {now - since:.0f} seconds, nothing has happened."
+                    if limit > SILENCE_S:
+                        self.hangs += (
+                            f" (This machine is busy: torch took {import_s:.0f} s to load.)"
+                        )
+                    self.hangs += self.places()
+                    return []
+                limit = 10 * import_s
+            time.sleep(0.05)
+        return statuses
+
+    def places(self):
+        """Says at which line of the script each rank waits."""
+        alive = []
+        for path in self.folder.glob("*.stack"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(path.stem), signal.SIGUSR1)  # see the probe
+                alive.append(path)
+        deadline = time.monotonic() + SILENCE_S
+        while any(path.read_text().count("\n") < 2 for path in alive):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+        waiting = []
+        for path in alive:
+            rank, *frames = path.read_text().splitlines()
+            events = path.with_suffix(".jsonl")
+            if events.exists():
+                rank = loads(events.read_text().splitlines()[-1])["rank"]
+            frame = next((frame for frame in frames if f'"{self.file}"' in frame), "")
+            if rank != "" and frame:
+                number = int(re.search(r"line (\d+)", frame)[1])
+                code = linecache.getline(str(self.file), number).strip()
+                waiting.append(f"\nRank {rank} waits in line {number}: {code}")
+        return "".join(sorted(waiting)) + "\n"
+
     def require(self, ok, message):
         """Raises WrongError with the last lines of the run, unless it is `ok` and has ended."""
-        if not self.statuses:
-            message = f"It did not end within {TIMEOUT_S} seconds: it hangs."
         if not (ok and self.statuses):
+            message = self.hangs or f"{message} "
             lines = self.lines() or ["nothing"]
             shown = "\n".join(lines[:9] + ["…"] * (len(lines) > 12) + lines[9:][-3:])
-            raise WrongError(f"{message} It has printed:\n{textwrap.indent(shown, '| ')}")
+            raise WrongError(f"{message}It has printed:\n{textwrap.indent(shown, '| ')}")
 
     def lines(self):
         """Returns the lines of the output, of a traceback only where the script itself failed."""
@@ -308,7 +367,11 @@ class Judge:
         copies = sum(step["held"] for step in first) / one_process["held"]
         drawn = sum(step["weights"] for step in first) / copies
         if "sharded" in self.stage.checks and abs(drawn - one_process["weights"]) > 1e-6:
-            raise WrongError("Before the first step, the weights are others than on one process.")
+            raise WrongError(
+                "Before the first step, the weights are others than on one process: a rank that"
+                ' draws its shard alone draws other numbers. Read "Sharding the model"'
+                " (docs/gpt/fsdp.md)."
+            )
         return self.weights("reference")
 
     def weights(self, snapshot):
@@ -381,7 +444,22 @@ class Judge:
                 raise WrongError(f"In step {number + 1}, the model is in eval mode.")
             if len(weights) > 1 and not self.stage.reference:
                 raise WrongError(f"After {number} steps, the ranks have different weights.")
+        if self.stage.processes > 1 and not self.stage.reference:
+            self.compare_first_update()
         self.compare("Beside one process that takes the same batches", "straight", self.reference)
+
+    def compare_first_update(self):
+        """Raises WrongError if it is n times the right one, or 1/n, on n processes."""
+        before, after = (step["weights"] for step in self.straight.steps[0][:2])
+        parameters = self.train(self.straight.batches()[:1])[0].parameters()
+        expected = sum(parameter.double().sum().item() for parameter in parameters)
+        ratio = (after - before) / (expected - before)
+        for wrong, why in (
+            (1 / self.stage.processes, "are the gradients averaged twice?"),
+            (self.stage.processes, "are the gradients summed, and not averaged?"),
+        ):
+            if abs(ratio / wrong - 1) < 0.01:
+                raise WrongError(f"The first update is {wrong:g} times the right one: {why}")
 
     def check_loss(self):
         for epoch in range(1, EPOCHS + 1):
@@ -401,7 +479,8 @@ class Judge:
             raise WrongError(f"Epoch {epoch}: it logs {found}, not {expected:.4g}.")
 
     def check_save(self):
-        saving = {events[0]["rank"] for events in self.straight.events if "saved" in str(events)}
+        events = [event for events in self.straight.events for event in events]
+        saving = {event["rank"] for event in events if "saved" in event}
         if saving != {0}:
             raise WrongError(f"Ranks {sorted(saving)} save.")
 
@@ -591,7 +670,6 @@ def explanation(check):
 def judge(name, file, task, folder):
     """Prints what each check of a stage sees; returns the names of those that fail."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # judged the same everywhere
-    helpers.TIMEOUT_S = TIMEOUT_S
     judge = Judge(STAGES[name], file, task, folder)
     failed = []
     try:

@@ -2,13 +2,16 @@
 
 Each process writes a line of JSON per event into a file of its own in the folder PROBE_FOLDER. At
 its step PROBE_STEP, counted from 0, the rank PROBE_RANK sends itself the signal PROBE_SIGNAL, once;
-if it is "last_node", the ranks with LAST_NODE set do, and to their launcher, too.
+if it is "last_node", the ranks with LAST_NODE set do, and to their launcher, too. At SIGUSR1, a
+process writes into a file of its own at which line it is.
 """
 
+import faulthandler
 import hashlib
 import importlib
 import json
 import os
+import signal
 from pathlib import Path
 
 import torch
@@ -129,9 +132,13 @@ def init_process_group(backend=None, *args, device_id=None, **options):
     if device_id is not None:
         write(bound=str(device_id))
     original["init_process_group"](backend, *args, device_id=device_id, **options)
+    write(joined=True)  # from here on, its rank is known
 
 
 def install():
+    stack = open(folder() / f"{os.getpid()}.stack", "w")  # noqa: SIM115  faulthandler keeps it
+    print(os.environ.get("RANK", ""), file=stack, flush=True)
+    faulthandler.register(signal.SIGUSR1, stack, all_threads=False)
     torch.save = save
     torch.load = load
     register_module_forward_pre_hook(note_inputs)
@@ -141,8 +148,8 @@ def install():
         torch.set_default_dtype(torch.float64)
     if "PRETEND_GPUS" in os.environ:
         importlib.import_module("pretend_tensor")
-        original["init_process_group"] = dist.init_process_group
         original["set_device"] = torch.cuda.set_device
-        dist.init_process_group = init_process_group
         torch.cuda.set_device = set_device
         torch.cuda.is_bf16_supported = lambda including_emulation=True: False  # see `weights`
+    original["init_process_group"] = dist.init_process_group
+    dist.init_process_group = init_process_group
