@@ -18,6 +18,9 @@ from helpers import ROOT, documented_errors
 from tools import steps
 
 BROWSER = next(filter(None, map(shutil.which, ["chromium", "google-chrome"])), None)
+needs_browser = pytest.mark.skipif(
+    not BROWSER, reason="get the browser test with: sudo apt-get install chromium (or Chrome)"
+)
 TOOLS = Path(sys.executable).parent
 AWS = ROOT / ".venv" / "aws" / "bin" / "python"
 
@@ -36,7 +39,7 @@ def make_docs(folder=ROOT, *only):
     """Runs the lines of `make docs`, or those that contain `only`, in a copy of the repository."""
     lines = run("make", "--silent", "--dry-run", "-o", ".venv/dev", "docs", folder=folder).stdout
     lines = [line for line in lines.splitlines() if not only or any(o in line for o in only)]
-    assert len(lines) == (len(only) or 3), lines
+    assert len(lines) == (len(only) or 4), lines
     return run("sh", "-e", "-c", "\n".join(lines), folder=folder)
 
 
@@ -184,6 +187,17 @@ def served(folder):
             server.shutdown()
 
 
+@contextlib.contextmanager
+def browser_of(site):
+    """Yields a tab of a browser, and the address of the site."""
+    from playwright.sync_api import sync_playwright
+
+    with served(site) as address, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        yield browser.new_page(viewport={"width": 1280, "height": 900}), address
+        browser.close()
+
+
 # Takes away what a page shares with others: its sidebar, and the lines of code that have no colour,
 # on no background, that a line before has not.
 THIN = """(with_sidebar) => {
@@ -198,13 +212,15 @@ THIN = """(with_sidebar) => {
 }"""
 
 
-# Returns the smallest font of code, and how many blocks of code are wider than their box.
+# Returns the smallest font of code, and how many blocks of code are wider than their box, without
+# the outputs, which may be.
 MEASURE = """() => {
   for (const hint of document.querySelectorAll("article > details")) hint.open = true;
   const codes = [...document.querySelectorAll("article code")];
   const blocks = [...document.querySelectorAll("article :not(details) > pre > code")];
   const fonts = codes.map((code) => parseFloat(getComputedStyle(code).fontSize));
-  const wide = blocks.filter((block) => block.scrollWidth > block.clientWidth);
+  const code = blocks.filter((block) => !block.closest(".language-text"));
+  const wide = code.filter((block) => block.scrollWidth > block.clientWidth);
   return [Math.min(...fonts, 99), wide.length];
 }"""
 
@@ -214,21 +230,16 @@ def aborted(request):
     return request.failure == "net::ERR_ABORTED"
 
 
-@pytest.mark.skipif(
-    not BROWSER, reason="get the browser test with: sudo apt-get install chromium (or Chrome)"
-)
+@needs_browser
 @pytest.mark.parametrize("every", [10, pytest.param(1, marks=pytest.mark.long)])
 def test_site_in_a_browser(site, every):
     """Pages at two widths: nothing fails, sticks out, or is hard to read, light or dark."""
     from axe_core_python.sync_playwright import Axe
-    from playwright.sync_api import sync_playwright
 
     problems, pages = [], sorted(str(path.relative_to(site)) for path in site.rglob("*.html"))
     assert len(pages) == len(list((ROOT / "docs").rglob("*.md"))) + 1  # and 404.html
     brief = {"resultTypes": ["violations"], "runOnly": ["wcag2a", "wcag2aa"]}
-    with served(site) as address, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        page = browser.new_page()
+    with browser_of(site) as (page, address):
         page.add_init_script("localStorage.clear()")  # where the theme keeps light or dark
         page.on("console", lambda m: m.type == "error" and problems.append((name, m.text)))
         page.on("pageerror", lambda error: problems.append((name, str(error))))
@@ -257,8 +268,63 @@ def test_site_in_a_browser(site, every):
         page.goto(f"{address}/cheat_sheet.html")
         assert re.findall(rb"/Count (\d+)", page.pdf(format="Letter")) == [b"1"]  # one sheet
         use_header(page, address, "TCPStore")
-        browser.close()
     assert not problems, "\n".join(map(str, problems))
+
+
+# Returns the lines that one sees of a comparison, each with its sign.
+SHOWN = """(lines) => lines.map(
+  (line) => ({ INS: "+", DEL: "-", SPAN: " " })[line.tagName] + line.textContent.trimEnd()
+)"""
+
+
+@needs_browser
+def test_any_two_files_can_be_compared(site):
+    """Those that a page or an address names, or that one chooses, differ as `diff` says."""
+
+    def compares(a, b):
+        page.wait_for_url(f"{address}/diff.html?a={a}&b={b}")
+        text = run("diff", "-U3", a, b).stdout.splitlines()[2:]
+        text = [line.rstrip() or " " for line in text if not line.startswith("@@")]
+        assert page.locator("#compare .line").evaluate_all(SHOWN) == text
+        shown = page.locator("#compare .caption").inner_text()
+        assert shown == f"{a} → {b}: {steps.changed_lines(a, b)} changed lines"
+
+    with browser_of(site) as (page, address):
+        page.goto(f"{address}/recipes/verify.html")
+        page.click("text=Compare it")
+        compares("multinode.py", "recipes/verify.py")
+        page.goto(f"{address}/diff.html?a=gpt/pretrain.py&b=gpt/fsdp.py")
+        compares("gpt/pretrain.py", "gpt/fsdp.py")
+        page.select_option("#compare select >> nth=0", "slurm/multinode.sbatch")
+        page.select_option("#compare select >> nth=1", "slurm/preemptible.sbatch")
+        compares("slurm/multinode.sbatch", "slurm/preemptible.sbatch")
+
+
+NAV = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2].partition("\nmark")[0]
+COUNT = "links => links.filter(link => link.checkVisibility({ visibilityProperty: true })).length"
+
+
+@needs_browser
+def test_the_sidebar_is_short(site):
+    """It shows the sections, and of these only the one that one is in."""
+    first_pages = re.findall(r":\n      - (\S+)\.md$", NAV, re.MULTILINE)
+    with browser_of(site) as (page, address):
+        for name in first_pages:
+            page.goto(f"{address}/{name}.html")
+            entries = page.locator(".md-sidebar--primary .md-nav__link").evaluate_all(COUNT)
+            print(name, entries)
+            assert len(first_pages) < entries <= 30
+
+
+def test_a_page_has_one_name():
+    """The sidebar shows the one at its head, as does the link of the page before."""
+    pages = {page.resolve(): page.read_text() for page in (ROOT / "docs").rglob("*.md")}
+    assert len(re.findall(r"^ +- \S+\.md$", NAV, re.MULTILINE)) == len(pages)
+    names = {page: re.match("# (.+)", text)[1] for page, text in pages.items()}
+    assert len(set(names.values())) == len(names)
+    for page, text in pages.items():
+        for name, link in re.findall(r"^Next: \[(.+?)\]\((\S+?)\)", text, re.MULTILINE):
+            assert name == names[(page.parent / link).resolve()], page
 
 
 def test_diffs_lead_to_the_whole_file(site):

@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 from helpers import ROOT
 
-PICTURES = sorted((ROOT / "docs" / "assets").glob("*.svg"))
+PICTURES = sorted((ROOT / "docs" / "assets").rglob("*.svg"))
 
 
 def draw(script, folder):
@@ -40,14 +40,18 @@ def test_letters_in_pictures():
         assert min(sizes) * min(368, own_width) >= 7.5, picture
 
 
-@pytest.mark.nightly
-@pytest.mark.long
-@pytest.mark.parametrize("script", ["charts", "fsdp_calls", "placements"])
+SLOW = [
+    pytest.param(s, marks=[pytest.mark.nightly, pytest.mark.long])
+    for s in ("charts", "fsdp_calls", "placements")
+]
+
+
+@pytest.mark.parametrize("script", ["minimap", *SLOW])
 def test_pictures_are_current(script, tmp_path):
     """What ranks hold and FSDP calls is still as the pages show it, and so are the charts."""
     draw(script, tmp_path)
-    drawn = list(tmp_path.glob("*.svg"))
+    drawn = [picture.relative_to(tmp_path) for picture in tmp_path.rglob("*.svg")]
     assert drawn
     for picture in drawn:
-        shown = ROOT / "docs" / "assets" / picture.name
-        assert picture.read_text() == shown.read_text(), picture.name
+        shown = ROOT / "docs" / "assets" / picture
+        assert (tmp_path / picture).read_text() == shown.read_text(), picture

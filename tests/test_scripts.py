@@ -51,6 +51,7 @@ ELSEWHERE = {
     "tools/chain/run.py": ("test_path.py", "tools.chain.run"),
     "tools/chain/cascade.py": ("test_project.py", "tools.chain.cascade"),
     "tools/pages/check_docs.py": ("test_docs.py", "tools.pages.check_docs"),
+    "tools/pages/minimap.py": ("test_pictures.py", '"minimap"'),
     "tools/pages/charts.py": ("test_pictures.py", '"charts"'),
     "tools/pages/fsdp_calls.py": ("test_pictures.py", '"fsdp_calls"'),
     "tools/pages/placements.py": ("test_pictures.py", '"placements"'),

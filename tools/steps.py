@@ -63,6 +63,7 @@ GPT = [
     Step("gpt/fsdp.py", "gpt/local_sgd.py", 42),
     Step("gpt/fsdp.py", "gpt/finetune.py", 189),  # 100 of them are the GPT, which goes
 ]
+STAGES = [STEPS[0].base, *(step.file for step in STEPS)]
 ALL = STEPS + JOB_STEPS + RECIPES + PREEMPTIBLE_RECIPES + ELASTIC_RECIPES + GPT
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tools.pages.fences import DOCUMENTED, block, changed_units, long_removed_units, units
-from tools.steps import ALL, ROOT, STEPS
+from tools.steps import ALL, ROOT, STAGES
 
 COG = re.compile(r'<!-- \[\[\[cog fence\("(.+)", "(.+)"\) \]\]\] -->')
 END = "<!-- [[[end]]] -->"
@@ -22,7 +22,6 @@ MIN_WORDS = 5  # of prose for each block under a heading
 WORDS_PER_MINUTE = 200
 MAX_MINUTES = 8  # to read any page
 MAX_STAGE_MINUTES = 25  # to read those of the stages, with nothing unfolded
-STAGES = [STEPS[0].base, *(step.file for step in STEPS)]
 
 
 class Block(NamedTuple):

@@ -1,9 +1,11 @@
 """Shows the diffs in the site: red and green bands, and within them the colours of the language.
 
 mkdocs.yml names `format_diff`, for a ```diff fence, and this module, a Markdown extension: it tells
-each fence that cog fills its file and unit, and appends the whole files to the page.
+each fence that cog fills its file and unit, appends the whole files to the page, and puts the
+script's name below the page's title in the sidebar. Into docs/diff.md it puts all files.
 """
 
+import json
 import re
 from html import escape
 
@@ -13,9 +15,12 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
 
-from tools.pages.fences import marked_units
+from tools.pages.fences import DOCUMENTED, marked_units, step_to
+from tools.steps import ROOT, STAGES
 
 TAGS = {"+": "ins", "-": "del", " ": "span"}
+FOLDERS = {"": "The stages", "recipes": "Recipes", "gpt": "The second series", "slurm": "Job files"}
+ALL_FILES = "<!-- files -->"
 COG_FENCE = r'<!-- \[\[\[cog fence\("(.+)", "(.+)"\) \]\]\] -->\n```'
 
 
@@ -79,14 +84,48 @@ def check_options(language, inputs, options, attrs, md):
     return set(inputs) <= {"lang", "file", "unit"}
 
 
+def language_of(file):
+    return "python" if file.endswith(".py") else "bash"
+
+
 def format_file(file):
     """Returns the HTML of a whole file, with an anchor for each of its units."""
-    language = "python" if file.endswith(".py") else "bash"
     code = "".join(
-        f'<span class="unit" id="{file}:{unit}">{format_lines(lines, language)}</span>'
+        f'<span class="unit" id="{file}:{unit}">{format_lines(lines, language_of(file))}</span>'
         for unit, lines in marked_units(file)
     )
     return f'<div class="diff file highlight">{format_code(code)}</div>'
+
+
+def link_to_diff(file):
+    """Returns a link to a file's step in docs/diff.md, from the file's page."""
+    base = step_to(file).base
+    top = "" if file.startswith("slurm/") else "../" * file.count("/")
+    return f"[Compare it]({top}diff.md?a={base}&b={file}) with `{base}`, or with any other file."
+
+
+def format_choice():
+    """Returns what docs/assets/diff.js needs: two choices, and each line of all files, once."""
+    lines, files = {}, {}  # the number and the HTML of each line; the numbers of each file's lines
+    for file in (step.file for step in DOCUMENTED):
+        text = (ROOT / file).read_text().splitlines()
+        for line, html in zip(text, highlight_lines(text, language_of(file)), strict=False):
+            lines.setdefault(line, (len(lines), html))
+        files[file] = [lines[line][0] for line in text]
+    options = ""
+    for folder, name in FOLDERS.items():
+        names = "".join(f"<option>{f}</option>" for f in files if f.rpartition("/")[0] == folder)
+        options += f'<optgroup label="{name}">{names}</optgroup>'
+    data = json.dumps({"lines": [html for _, html in lines.values()], "files": files})
+    data = data.replace("</", r"<\/")  # which would end the script
+    return (
+        '<div id="compare" data-search-exclude hidden>'
+        f"<label>From <select>{options}</select></label>"
+        f"<label>to <select>{options}</select></label>"
+        f'<div class="diff highlight"><p class="caption"></p>{format_code("")}</div></div>'
+        f'<script id="files" type="application/json">{data}</script>'
+        '<script src="assets/diff.js"></script>'
+    )
 
 
 class Sources(Preprocessor):
@@ -95,12 +134,24 @@ class Sources(Preprocessor):
     def run(self, lines):
         """Returns the lines of a page, with what they lack."""
         text = "\n".join(lines)
+        self.add_subtitle(dict.fromkeys(file for file, _ in re.findall(COG_FENCE, text)))
         text = re.sub(f"({COG_FENCE}diff .*)", r'\1 file="\2" unit="\3"', text)
         text = re.sub(f"({COG_FENCE}(?:python|bash))(?=\n)", r'\1 title="\2 · \3"', text)
         for file in dict.fromkeys(file for file, _ in re.findall(f"{COG_FENCE}diff ", text)):
-            text += f"\n\n## {file} in full {{ data-search-exclude }}\n\n"
+            text += f"\n\n## {file} in full {{ data-search-exclude }}\n\n{link_to_diff(file)}\n\n"
             text += self.md.htmlStash.store(format_file(file))
+        if ALL_FILES in text:
+            text = text.replace(ALL_FILES, self.md.htmlStash.store(format_choice()))
         return text.split("\n")
+
+    def add_subtitle(self, files):
+        """Puts the names of a page's scripts below its title in the sidebar, if Zensical builds."""
+        scripts = [file for file in files if file.endswith(".py")]
+        context = next((step for step in self.md.preprocessors if hasattr(step, "page")), None)
+        if scripts and context:
+            names = " and ".join(script.rpartition("/")[2] for script in scripts)
+            stage = f"stage {STAGES.index(scripts[0]) + 1} · " if scripts[0] in STAGES else ""
+            context.page.meta["subtitle"] = stage + names
 
 
 class SourcesExtension(Extension):

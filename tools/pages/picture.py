@@ -40,10 +40,10 @@ class Scale:
 class Picture:
     """What has the same look is one path; texts are drawn last, over the paths."""
 
-    def __init__(self, width, height, title):
+    def __init__(self, width, height, title, style=STYLE):
         size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
         self.head = [f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">']
-        self.head += [f"<title>{title}</title>", STYLE]
+        self.head += [f"<title>{title}</title>", style]
         self.paths = {}
         self.texts = []
 
@@ -94,5 +94,5 @@ class Picture:
         for look, data in self.paths.items():
             css_class = f' class="{look}"' if look else ""
             paths.append(f'<path{css_class} d="{"".join(data)}"/>')
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("\n".join([*self.head, *paths, *self.texts, "</svg>\n"]))
