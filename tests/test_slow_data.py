@@ -44,7 +44,8 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 {STREAM}
 dist.init_process_group("gloo")
 stream = Stream(range(7), lambda number: range(100 * number, 101 * number + 10))
-for batch in until_one_ends(DataLoader(stream, 4, drop_last=True, num_workers=2), "cpu"):
+loader = DataLoader(stream, 4, drop_last=True, num_workers=2, multiprocessing_context="fork")
+for batch in until_one_ends(loader, "cpu"):
     print(f"{{dist.get_rank()}}: {{batch.tolist()}}\\n", end="")
 dist.barrier()
 """
