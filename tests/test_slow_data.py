@@ -1,5 +1,6 @@
 """docs/slow_data.md: a ZIP file in the place of many files, as the page's code reads it."""
 
+import ast
 import os
 import re
 import subprocess
@@ -15,7 +16,7 @@ from torch.utils.data import DataLoader
 import singlegpu
 
 PAGE = (ROOT / "docs" / "slow_data.md").read_text()
-ZIPPED, SAMPLES = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
+ZIPPED, SAMPLES, STREAM = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
 (JOB_LINES,) = re.findall(r"^```bash\n(export DATA.*?)^```", PAGE, re.M | re.S)
 SIZE = 256
 # For `patched`: trains on fewer samples; on zipped ones, and writes down which it reads.
@@ -33,6 +34,20 @@ class RecordedSamples(Samples):
             file.write(b"%d\\n" % index)
         return super().__getitem__(index)
 script.ToyDataset = lambda size: RecordedSamples(os.environ["DATA"])
+"""
+
+
+# Two ranks with two workers each; shard n holds 10 + n samples, of which the ranks get 50 and 41.
+STREAMED = f"""
+import itertools, torch, torch.distributed as dist
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+{STREAM}
+dist.init_process_group("gloo")
+stream = Stream(range(7), lambda number: range(100 * number, 101 * number + 10))
+loader = DataLoader(stream, 4, drop_last=True, num_workers=2, multiprocessing_context="fork")
+for batch in until_one_ends(loader, "cpu"):
+    print(f"{{dist.get_rank()}}: {{batch.tolist()}}\\n", end="")
+dist.barrier()
 """
 
 
@@ -114,6 +129,20 @@ def test_trains_as_before(tmp_path, shell):
     assert_each_sample_once(tmp_path / "read")
     weights, expected = (load(tmp_path / name)["model"] for name in ("zipped.pt", "plain.pt"))
     assert max_abs_diff(weights.values(), expected.values()) == 0
+
+
+def test_stream_ends_on_all_ranks(tmp_path, shell):
+    """Both take as many batches as the one with fewer samples has, and no sample twice."""
+    (tmp_path / "streamed.py").write_text(STREAMED)
+    output = shell.ranks(f"{tmp_path}/streamed.py", 2).succeeds()
+    batches = dict.fromkeys("01", 0)
+    samples = []
+    for line in output.splitlines():
+        rank, _, batch = line.partition(": ")
+        batches[rank] += 1
+        samples += ast.literal_eval(batch)
+    assert batches == {"0": 10, "1": 10}
+    assert len(samples) == len(set(samples)) == 80
 
 
 @pytest.mark.nightly
