@@ -95,6 +95,7 @@ class Trainer:
         self.optimizer = optimizer
         self.device = device
         self.args = args
+        self.shape = f"{model.config.num_hidden_layers=}, {model.config.num_attention_heads=}"
         self.epochs_run = 0
         self.samples_run = 0
         self.loss = 0.0
@@ -220,6 +221,7 @@ class Trainer:
         return {
             "model": model_state,
             "optimizer": optimizer_state,
+            "shape": self.shape,
             "epochs_run": self.epochs_run,
             "samples_run": self.samples_run,
             "loss": self.loss,
@@ -244,6 +246,10 @@ class Trainer:
 
     def _load_snapshot(self, path):
         try:
+            snapshot = {"shape": ""}
+            dcp.load(snapshot, checkpoint_id=path)
+            if snapshot["shape"] != self.shape:
+                raise ValueError(f"saved by a model of {snapshot['shape']}, not {self.shape}")
             snapshot = self._state_dict()
             dcp.load(snapshot, checkpoint_id=path)  # into the shards in use
             self.epochs_run = snapshot["epochs_run"]

@@ -63,6 +63,7 @@ class GPT(nn.Module):
 
     def __init__(self, n_layer, n_head, n_embd, context, recompute):
         super().__init__()
+        self.shape = f"{n_layer=}, {n_head=}, {n_embd=}, {context=}"
         self.context = context
         self.recompute = recompute
         self.token_embedding = nn.Embedding(256, n_embd)
@@ -171,6 +172,7 @@ class Trainer:
         self.optimizer = optimizer
         self.device = device
         self.args = args
+        self.shape = model.shape
         self.epochs_run = 0
         self.samples_run = 0
         self.loss = 0.0
@@ -295,6 +297,7 @@ class Trainer:
         return {
             "model": model_state,
             "optimizer": optimizer_state,
+            "shape": self.shape,
             "epochs_run": self.epochs_run,
             "samples_run": self.samples_run,
             "loss": self.loss,
@@ -319,6 +322,10 @@ class Trainer:
 
     def _load_snapshot(self, path):
         try:
+            snapshot = {"shape": ""}
+            dcp.load(snapshot, checkpoint_id=path)
+            if snapshot["shape"] != self.shape:
+                raise ValueError(f"saved by a model of {snapshot['shape']}, not {self.shape}")
             snapshot = self._state_dict()
             dcp.load(snapshot, checkpoint_id=path)  # into the shards in use
             self.epochs_run = snapshot["epochs_run"]

@@ -64,6 +64,7 @@ class GPT(nn.Module):
 
     def __init__(self, n_layer, n_head, n_embd, context, recompute):
         super().__init__()
+        self.shape = f"{n_layer=}, {n_head=}, {n_embd=}, {context=}"
         self.n_layer = n_layer
         self.context = context
         self.recompute = recompute
@@ -174,6 +175,7 @@ class Trainer:
         self.optimizer = optimizer
         self.device = device
         self.args = args
+        self.shape = model.shape
         self.pp_group = mesh.get_group("pp")
         self.dp_size = mesh["dp"].size()
         self.stage = PipelineStage(
@@ -321,6 +323,7 @@ class Trainer:
         return {
             "model": model_state,
             "optimizer": optimizer_state,
+            "shape": self.shape,
             "epochs_run": self.epochs_run,
             "samples_run": self.samples_run,
             "loss": self.loss,
@@ -345,6 +348,10 @@ class Trainer:
 
     def _load_snapshot(self, path):
         try:
+            snapshot = {"shape": ""}
+            dcp.load(snapshot, checkpoint_id=path)
+            if snapshot["shape"] != self.shape:
+                raise ValueError(f"saved by a model of {snapshot['shape']}, not {self.shape}")
             snapshot = self._state_dict()
             dcp.load(snapshot, checkpoint_id=path)  # into the shards in use
             self.epochs_run = snapshot["epochs_run"]

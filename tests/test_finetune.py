@@ -76,6 +76,9 @@ def test_finetuned(shell, kind, tied):
     assert f"epoch 0 + {10 * BATCH_SIZE} samples" in job.output
     output = start(shell, 3, "several", PLAIN_SGD + LOGITS, f"{options} --recompute").succeeds()
     assert output.endswith("exported to several_exported\n")
+    make_model(shell.folder / "shallow", kind, tie_word_embeddings=tied, num_hidden_layers=1)
+    job = start(shell, 1, "several", "", "--model shallow")
+    job.fails("saved by a model of model.config.num_hidden_layers=2, ", "num_hidden_layers=1, ")
 
     def weights(name):
         return AutoModelForCausalLM.from_pretrained(shell.folder / name, dtype=torch.float32)

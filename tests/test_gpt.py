@@ -98,6 +98,20 @@ def test_killed_and_stopped_is_uninterrupted(shell, name):
     assert equal_snapshots(one, other)
 
 
+@pytest.mark.parametrize("name", WITH_SNAPSHOTS_OF_THEIR_OWN)
+def test_snapshot_of_another_shape(shell, name):
+    """Other heads have weights of the same sizes, and DCP would load only the first layers."""
+    command = f"{patch(shell, name, '')} 1 {tiny_options(shell, name)}/s --n_layer 2"
+    shell.ranks(command).succeeds()
+    for option, size in [("--n_layer", 1), ("--n_layer", 3), ("--n_head", 4), ("--context", 4)]:
+        job = shell.ranks(f"{command} {option} {size}")
+        job.fails("cannot load ", ": move it or set another --snapshot_path")
+        saved, other = re.search(r"saved by a model of (.*), not (.*)'", job.output).groups()
+        assert saved == "n_layer=2, n_head=2, n_embd=16, context=8"
+        sizes = re.sub(rf"{option[2:]}=\d", f"{option[2:]}={size}", saved)
+        assert other == sizes
+
+
 SONG = "nine green bottles hanging on the wall\n"
 
 
