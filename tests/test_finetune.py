@@ -41,8 +41,9 @@ def make_model(folder, kind, **changes):
 def start(shell, ranks, name, setup, options="", **variables):
     write_text(shell.folder / "text", STEPS * BATCH_SIZE + BATCH_SIZE, CONTEXT)
     script = shell.folder / "finetune.py"
-    script.write_text(patched("gpt/finetune.py", f"script.VAL_CHUNKS = {BATCH_SIZE}\n{setup}"))
-    options += f" --context {CONTEXT} --batch_size {BATCH_SIZE // ranks} --text text"
+    script.write_text(patched("gpt/finetune.py", setup))
+    options += f" --context {CONTEXT} --val_tokens {BATCH_SIZE * CONTEXT} --text text"
+    options += f" --batch_size {BATCH_SIZE // ranks}"
     options += f" --snapshot_path {name} --export_path {name}_exported"
     return shell.ranks(f"{script} 1 1 {options}", ranks, **variables)
 
@@ -191,9 +192,10 @@ def test_what_is_no_llama(tmp_path, monkeypatch, change, message):
     change(tmp_path / "model")
     write_text(tmp_path / "text", 4 * BATCH_SIZE, CONTEXT)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(finetune, "VAL_CHUNKS", BATCH_SIZE)
     monkeypatch.setattr(finetune.signal, "signal", lambda signum, handler: None)  # pytest's stay
-    options = f"1 1 --context {CONTEXT} --text text --snapshot_path s"
+    options = (
+        f"1 1 --val_tokens {BATCH_SIZE * CONTEXT} --context {CONTEXT} --text text --snapshot_path s"
+    )
     monkeypatch.setattr("sys.argv", ["finetune.py", *options.split()])
     world = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "GROUP_RANK": "0"}
     for name, value in world.items():

@@ -14,6 +14,7 @@ from helpers import (
     LOG_LOSSES,
     PLAIN_SGD,
     SHORT_GPT,
+    SHORT_VAL,
     SIGNAL,
     VAL_CHUNKS,
     equal_snapshots,
@@ -51,9 +52,9 @@ def patch(shell, name, setup):
 
 def tiny_options(shell, name):
     """Returns options for a tiny GPT, on a text of `SIZE` chunks to train on."""
-    val_chunks = 0 if name == "gpt/gpt.py" else VAL_CHUNKS
+    val_chunks, val_options = (0, "") if name == "gpt/gpt.py" else (VAL_CHUNKS, SHORT_VAL)
     write_text(shell.folder / "text", SIZE + val_chunks, 8)
-    options = f"{TINY} --batch_size {BATCH_SIZE // 2} {OPTIONS.get(name, '')}"
+    options = f"{TINY} {val_options} --batch_size {BATCH_SIZE // 2} {OPTIONS.get(name, '')}"
     return f"{options} --text {shell.folder}/text --snapshot_path {shell.folder}"
 
 
@@ -125,15 +126,34 @@ def test_gpt_learns_a_text(shell):
     assert load(shell.folder / "snapshot.pt")["loss"] < 2
 
 
+# A second for each snapshot, and one for each evaluation.
+SLOW_PAUSES = """
+save_snapshot, train = script.Trainer._save_snapshot, script.GPT.train
+def save_slowly(self):
+    time.sleep(1)
+    save_snapshot(self)
+def train_slowly(self, mode=True):
+    time.sleep(0.5)
+    return train(self, mode)
+script.Trainer._save_snapshot, script.GPT.train = save_slowly, train_slowly
+"""
+
+
 def test_pretrained_gpt(shell):
     """On 2 ranks: it learns the song, and its val loss, throughput and MFU are as computed here."""
     (shell.folder / "song.txt").write_text(SONG * 3000)
-    model = "--n_layer 1 --n_head 1 --n_embd 64 --context 32"
-    options = "--batch_size 8 --learning_rate 3e-3 --peak_tflops 0.1 --save_every_steps 100"
-    output = shell.ranks(f"gpt/pretrain.py 1 --text song.txt {model} {options}", 2).succeeds()
+    (shell.folder / "script.py").write_text(patched("gpt/pretrain.py", SLOW_PAUSES))
+    options = "--n_layer 1 --n_head 1 --n_embd 64 --context 32 --text song.txt --val_tokens 32768"
+    options += " --batch_size 8 --learning_rate 3e-3 --peak_tflops 0.1"
+    options += " --save_every_steps 60 --eval_every_steps 100"
+    output = shell.ranks(f"{shell.folder}/script.py 1 {options}", 2).succeeds()
     lines = re.findall(r"val loss (\S+), (\S+) tokens/s, MFU (\S+)%", output)
     assert len(lines) == 2 and float(lines[-1][0]) < 0.5
     assert "bottles" in output.rpartition("MFU")[2]
+    # The speeds of steps 61 to 100, and 121 to 165; and of all, with three snapshots.
+    speeds = [float(speed.replace(",", "")) for speed in re.findall(r"(\S+) tokens/s", output)]
+    seconds = [512 * steps / speed for steps, speed in zip((40, 45, 165), speeds, strict=True)]
+    assert seconds[2] > seconds[0] + seconds[1] + 4.9
     # Each layer's 12 n_embd^2 weights, biases, norms; the head's 256 x n_embd; no embeddings.
     model = importlib.import_module("gpt.pretrain").GPT(1, 1, 64, 32, recompute=False)
     num_params = sum(p.numel() for p in model.parameters()) - 32 * 64 - 256 * 64
@@ -180,7 +200,7 @@ def test_compressed_is_close(shell):
     """float16 gradients change the weights, a little; without --compress, nothing changes."""
     results = []
     write_text(shell.folder / "text", SIZE + VAL_CHUNKS, 8)
-    options = f"1 {TINY} --batch_size 8 --text text --learning_rate 0.1"
+    options = f"1 {TINY} {SHORT_VAL} --batch_size 8 --text text --learning_rate 0.1"
     for name, option in [
         ("gpt/pretrain.py", ""),
         ("gpt/slow_network.py", "--bucket_cap_mb 1"),
@@ -200,6 +220,6 @@ def test_gradient_beyond_float16(shell):
     write_text(shell.folder / "text", SIZE + VAL_CHUNKS, 8)
     large_loss = "loss = script.next_byte_loss\nscript.next_byte_loss = lambda *x: 1e9 * loss(*x)"
     script = patch(shell, "gpt/slow_network.py", large_loss)
-    job = shell.ranks(f"{script} 1 {TINY} --batch_size 8 --text text --compress", 2)
+    job = shell.ranks(f"{script} 1 {TINY} {SHORT_VAL} --batch_size 8 --text text --compress", 2)
     assert job.wait() != 0 and "non-finite" in job.output, job.output
     assert not (shell.folder / "snapshot.pt").exists()

@@ -5,7 +5,16 @@ import signal
 
 import pytest
 import torch
-from helpers import SCRIPTS, SHORT_GPT, VAL_CHUNKS, load_gpt, patched, pretend_gpus, write_text
+from helpers import (
+    SCRIPTS,
+    SHORT_GPT,
+    SHORT_VAL,
+    VAL_CHUNKS,
+    load_gpt,
+    patched,
+    pretend_gpus,
+    write_text,
+)
 from test_finetune import make_model
 from test_gpt import OPTIONS as GPT_OPTIONS
 from test_gpt import TINY
@@ -48,6 +57,8 @@ def options_of(shell, name):
         make_model(shell.folder / "model", "Llama")
     else:
         options = f"{TINY} {options}"
+    if name != "gpt/gpt.py":
+        options += f" {SHORT_VAL}"
     return f"{options} --batch_size 4 --context {CONTEXT}"
 
 

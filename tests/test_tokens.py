@@ -86,7 +86,6 @@ def save_tokenizer(path, size):
 VAL_CHUNKS, CONTEXT, CHUNKS = 8, 8, 184
 # Each rank prints which chunk it trains at which position of the epoch.
 LOG_CHUNKS = f"""
-script.VAL_CHUNKS = {VAL_CHUNKS}
 script.GPT.generate = lambda self, *args: ""
 run_batch = script.Trainer._run_batch
 def run_and_log(self, inputs, targets):
@@ -115,6 +114,7 @@ def test_resumed_on_other_ranks(shell):
 
     def start(ranks, name, **variables):
         options = f"--data tokens --context {CONTEXT} --batch_size {12 // ranks} {TINY}"
+        options += f" --val_tokens {VAL_CHUNKS * CONTEXT}"
         return shell.ranks(f"{script} 2 1 {options} --snapshot_path {name}", ranks, **variables)
 
     undisturbed = start(1, "one.pt").succeeds()
