@@ -28,8 +28,6 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, DistributedSampler, Subset
 from tqdm import tqdm
 
-TOKEN_BYTES = 2
-
 
 class Block(nn.Module):
     """Causal self-attention and an MLP, from and to shape (batch, time, n_embd)."""
@@ -60,12 +58,14 @@ class GPT(nn.Module):
         self.shape = f"{n_layer=}, {n_head=}, {n_embd=}, {context=}, {vocab_size=}"
         self.context = context
         self.recompute = recompute
-        self.token_embedding = nn.Embedding(vocab_size, n_embd)
+        self.vocab_size = vocab_size
+        padded_vocab_size = math.ceil(vocab_size / 128) * 128  # which GPUs multiply faster
+        self.token_embedding = nn.Embedding(padded_vocab_size, n_embd)
         self.position_embedding = nn.Embedding(context, n_embd)
         self.blocks = nn.Sequential(*(Block(n_head, n_embd) for _ in range(n_layer)))
         self.norm = nn.LayerNorm(n_embd)
-        self.head = nn.Linear(n_embd, vocab_size, bias=False)
-        num_embeddings = (vocab_size + context) * n_embd
+        self.head = nn.Linear(n_embd, padded_vocab_size, bias=False)
+        num_embeddings = (padded_vocab_size + context) * n_embd
         num_params = sum(p.numel() for p in self.parameters()) - num_embeddings
         self.flops_per_token = 6 * num_params + 12 * n_layer * n_embd * context  # PaLM, appendix B
 
@@ -89,7 +89,7 @@ class GPT(nn.Module):
         x = self.token_embedding(tokens) + self.position_embedding(positions)
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False) if self.recompute else block(x)
-        return self.head(self.norm(x))
+        return self.head(self.norm(x))[..., : self.vocab_size]
 
     @torch.no_grad()
     def generate(self, tokenizer, prompt, max_new_tokens):
@@ -108,18 +108,25 @@ class GPT(nn.Module):
 class TextDataset(Dataset):
     """Chunks of `context` tokens of a file; a chunk's target is the same chunk one token later."""
 
-    def __init__(self, path, context):
+    def __init__(self, path, context, vocab_size):
         self.path = path
         self.context = context
+        self.vocab_size = vocab_size
+        dtype = getattr(torch, path.suffix[1:])  # uint16 or uint32
+        size = path.stat().st_size // dtype.itemsize
+        self.tokens = torch.from_file(str(path), size=size, dtype=dtype)  # read where it is used
+
+    def __reduce__(self):  # to a data worker that is not forked, which maps the file, too
+        return TextDataset, (self.path, self.context, self.vocab_size)
 
     def __len__(self):
-        return max(0, self.path.stat().st_size // TOKEN_BYTES - 1) // self.context
+        return max(0, len(self.tokens) - 1) // self.context
 
     def __getitem__(self, index):
-        with open(self.path, "rb") as file:  # only this chunk is read: a file may be large
-            file.seek(index * self.context * TOKEN_BYTES)
-            chunk = file.read((self.context + 1) * TOKEN_BYTES)
-        tokens = torch.frombuffer(bytearray(chunk), dtype=torch.uint16).long()
+        start = index * self.context
+        tokens = self.tokens[start : start + self.context + 1].long()
+        if tokens.max() >= self.vocab_size:
+            sys.exit(f"{self.path} has token {tokens.max()}, tokenizer.json only {self.vocab_size}")
         return tokens[:-1], tokens[1:]
 
 
@@ -391,7 +398,7 @@ def parse_args():
         parser.error("--peak_tflops must be more than 0")
     if not args.snapshot_path or not os.access(os.path.dirname(args.snapshot_path) or ".", os.W_OK):
         parser.error(f"cannot write {args.snapshot_path}: create its folder, or set another path")
-    if not (args.data / "tokenizer.json").is_file() or not list(args.data.glob("*.uint16")):
+    if not (args.data / "tokenizer.json").is_file() or not list(args.data.glob("*.uint*")):
         parser.error(f"no tokens in --data {args.data}: start gpt/prepare_tokens.py first")
     return args
 
@@ -421,15 +428,15 @@ def main(args):
     torch.manual_seed(args.seed)
     try:
         tokenizer = Tokenizer.from_file(str(args.data / "tokenizer.json"))
-        files = sorted(args.data.glob("*.uint16"))
-        text = ConcatDataset([TextDataset(path, args.context) for path in files])
+        vocab_size = max(tokenizer.get_vocab().values()) + 1
+        files = sorted(args.data.glob("*.uint*"))
+        text = ConcatDataset([TextDataset(path, args.context, vocab_size) for path in files])
     except Exception as error:
         sys.exit(f"cannot read --data {args.data}: {error}")
     val_chunks = args.val_tokens // args.context
     if len(text) <= val_chunks:
         sys.exit(f"--data has {len(text)} chunks: {val_chunks} are for validation, add text")
     dataset = Subset(text, range(len(text) - val_chunks))
-    vocab_size = tokenizer.get_vocab_size()
     model = GPT(
         args.n_layer, args.n_head, args.n_embd, args.context, args.recompute, vocab_size
     ).to(device)

@@ -116,6 +116,7 @@ ALLOWED = {  # values that are none of these mistakes
     "--seed": ["0", "-1"],
     "--num_workers": ["0"],
     "--outer_momentum": ["0"],
+    "--end_token": ["no/such/path"],
 }
 # What the number of ranks decides, or a connection or a file that main opens first of all.
 CHECKED_BY_MAIN = {

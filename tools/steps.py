@@ -57,7 +57,7 @@ GPT = [
     Step("gpt/fsdp.py", "gpt/async_save.py", 26),
     Step("gpt/fsdp.py", "gpt/tensor_parallel.py", 45),
     Step("gpt/pretrain.py", "gpt/context_parallel.py", 55),
-    Step("gpt/pretrain.py", "gpt/tokens.py", 71),
+    Step("gpt/pretrain.py", "gpt/tokens.py", 84),
     Step("gpt/pretrain.py", "gpt/slow_network.py", 16),
     Step("gpt/fsdp.py", "gpt/pipeline_parallel.py", 125),
     Step("gpt/fsdp.py", "gpt/local_sgd.py", 42),
