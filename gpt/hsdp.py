@@ -446,6 +446,10 @@ def main(args):
     dataset = Subset(text, range(len(text) - val_chunks))
     with torch.device("meta"):  # shapes, but no memory
         model = GPT(args.n_layer, args.n_head, args.n_embd, args.context, args.recompute)
+    shard_sizes = [None] * dist.get_world_size()
+    dist.all_gather_object(shard_sizes, args.shard_size)
+    if len(set(shard_sizes)) > 1:
+        sys.exit(f"nodes of unequal size: set --shard_size, which is {shard_sizes} by default")
     if args.shard_size < 1 or dist.get_world_size() % args.shard_size:
         sys.exit(f"--shard_size {args.shard_size} does not divide {dist.get_world_size()} ranks")
     mesh_shape = (dist.get_world_size() // args.shard_size, args.shard_size)

@@ -53,7 +53,7 @@ GPT = [
     Step("preemptible.py", "gpt/gpt.py", 136),
     Step("gpt/gpt.py", "gpt/pretrain.py", 108),
     Step("gpt/pretrain.py", "gpt/fsdp.py", 97),
-    Step("gpt/fsdp.py", "gpt/hsdp.py", 15),
+    Step("gpt/fsdp.py", "gpt/hsdp.py", 19),
     Step("gpt/fsdp.py", "gpt/async_save.py", 26),
     Step("gpt/fsdp.py", "gpt/tensor_parallel.py", 45),
     Step("gpt/pretrain.py", "gpt/context_parallel.py", 55),
