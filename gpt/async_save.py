@@ -216,11 +216,16 @@ class Trainer:
             sys.exit(f"ranks start at epochs {starts}: use a shared disk, or copy the snapshot")
 
     def _learning_rate(self):
-        """Rises from a tenth of its maximum for a tenth of the training, then falls to a tenth."""
+        """Rises from a tenth of its maximum during the warm-up, then falls to a tenth."""
         epochs = self.epochs_run + self.samples_run / len(self.train_loader.dataset)
         progress = epochs / self.args.total_epochs  # from 0 to 1
-        cosine = 0.55 + 0.45 * math.cos(math.pi * (progress - 0.1) / 0.9)  # from 1 to 0.1
-        return self.args.learning_rate * min(0.1 + 9 * progress, cosine)
+        warmup = 0.1
+        if self.args.warmup_steps:
+            warmup = self.args.warmup_steps / (len(self.train_loader) * self.args.total_epochs)
+        if progress < warmup:
+            return self.args.learning_rate * (0.1 + 0.9 * progress / warmup)
+        cosine = 0.55 + 0.45 * math.cos(math.pi * (progress - warmup) / (1 - warmup))
+        return self.args.learning_rate * cosine
 
     def _run_batch(self, inputs, targets):
         for group in self.optimizer.param_groups:
@@ -397,6 +402,7 @@ def parse_args():
     parser.add_argument("--n_embd", type=int, default=128)
     parser.add_argument("--context", type=int, default=64, help="in bytes")
     parser.add_argument("--learning_rate", type=float, default=1e-3)
+    parser.add_argument("--warmup_steps", type=int, help="default: a tenth of the training")
     parser.add_argument("--recompute", action="store_true", help="activations: saves memory")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--peak_tflops", type=float, help="of a device, to log the MFU")
@@ -416,6 +422,8 @@ def parse_args():
         parser.error("--learning_rate must be more than 0")
     if args.eval_every_steps < 1 or args.val_tokens < args.context:
         parser.error("--eval_every_steps must be 1 or more, --val_tokens at least --context")
+    if args.warmup_steps is not None and args.warmup_steps < 1:
+        parser.error("--warmup_steps must be 1 or more")
     if args.peak_tflops is not None and not 0 < args.peak_tflops < math.inf:
         parser.error("--peak_tflops must be more than 0")
     for path in args.text:

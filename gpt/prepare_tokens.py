@@ -106,7 +106,8 @@ def make_tokenizer(args):
         tokenizer = Tokenizer.from_file(args.tokenizer)
     except Exception as error:
         sys.exit(f"cannot read --tokenizer {args.tokenizer}: {error}")
-    if len(tokenizer.encode(args.end_token, add_special_tokens=False).ids) != 1:
+    end_ids = tokenizer.encode(args.end_token, add_special_tokens=False).ids
+    if end_ids != [tokenizer.token_to_id(args.end_token)]:
         sys.exit(f"--tokenizer has no token {args.end_token}: give it another --end_token")
     return tokenizer
 

@@ -69,6 +69,7 @@ def weights_diff(shell, snapshot, reference):
 
 
 LAYOUTS = {  # ranks and options
+    "accumulate.py": [(2, "--micro_batch_size 4")],  # and one of 2
     "hsdp.py": [(4, "--shard_size 2 --recompute")],
     "tensor_parallel.py": [(4, "--tp_size 2")],
     "pipeline_parallel.py": [
@@ -114,7 +115,7 @@ def assert_equal_weights(shell, name, layouts, setup, options, tolerance):
         [
             ("tensor_parallel.py", 4, "--tp_size 2"),
             ("fsdp.py", 2, "--recompute"),
-            ("fsdp.py", 3, ""),
+            ("accumulate.py", 3, "--micro_batch_size 3"),
             ("tensor_parallel.py", 2, "--tp_size 2"),
         ],
         [
