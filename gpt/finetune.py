@@ -16,7 +16,6 @@ import signal
 import socket
 import sys
 import time
-from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -24,7 +23,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.elastic.multiprocessing.errors import record
@@ -381,20 +380,18 @@ def load_pretrained(model, path):
         sys.exit(f"cannot load the weights of {path}: another model's?\n{error!r}")
 
 
-def export(model, tokenizer, path):
-    """Writes a folder that `from_pretrained` can load; every rank writes its part."""
-    parts = Path(path, "sharded")  # of the ranks, which rank 0 puts together
+def export(model, tokenizer, args):
+    """Writes a folder that `from_pretrained` can load, with weights in the type of `args.model`."""
+    dtype = AutoConfig.from_pretrained(args.model).dtype or torch.float32
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)  # on rank 0
+    weights = dcp.state_dict.get_model_state_dict(model.to(dtype), options=options)
     if dist.get_rank() == 0:
-        shutil.rmtree(parts, ignore_errors=True)  # what a killed run has left
-    group = dist.new_group(backend="gloo", timeout=timedelta(hours=4))
-    dist.barrier(group)
-    writer = HuggingFaceStorageWriter(path, save_distributed=True, enable_consolidation=True)
-    dcp.save(weights_in_files(model), storage_writer=writer, process_group=group)
-    if dist.get_rank() == 0:
-        model.config.save_pretrained(path)
-        tokenizer.save_pretrained(path)
-        shutil.rmtree(parts)
-        print(f"exported to {path}")
+        model.save_pretrained(args.export_path, state_dict=weights, max_shard_size="5GB")
+        tokenizer.save_pretrained(args.export_path)
+        generation_config = args.model / "generation_config.json"  # has the tokens that end a text
+        if generation_config.is_file():
+            shutil.copy(generation_config, args.export_path)
+        print(f"exported to {args.export_path}")
 
 
 @record  # torchrun then shows the traceback of the rank that failed first
@@ -463,7 +460,7 @@ def main(args):
     val_sampler = DistributedSampler(val_set, shuffle=False)
     val_loader = DataLoader(val_set, args.batch_size, sampler=val_sampler)
     Trainer(model, train_loader, val_loader, loss_fn, optimizer, device, args).train()
-    export(model, tokenizer, args.export_path)
+    export(model, tokenizer, args)
     time.sleep(0.1)  # or gloo may abort at exit (pytorch#190489)
     dist.destroy_process_group()
 

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import PLAIN_SGD, SIGNAL, free_port, max_abs_diff, patched, write_text
+from helpers import PLAIN_SGD, SIGNAL, free_port, load_gpt, max_abs_diff, patched, write_text
 from safetensors.torch import load_file, save_file
 
 from gpt import finetune
@@ -22,14 +22,14 @@ CONFIG = {
 }
 
 
-def make_model(folder, kind, **changes):
-    """Saves a model with random weights in bfloat16, and a tokenizer of bytes; returns its size."""
+def make_model(folder, kind, dtype=torch.bfloat16, **changes):
+    """Saves a model with random weights, and a tokenizer of bytes; returns its size."""
     import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     config = getattr(transformers, f"{kind}Config")(**CONFIG | changes)
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.save_pretrained(folder, max_shard_size="5MB")
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: n for n, letter in enumerate(letters)}, []))
@@ -51,12 +51,12 @@ def start(shell, ranks, name, setup, options="", **variables):
 # What the sharded model computes from some tokens, before it is exported.
 LOGITS = """
 export = script.export
-def export_after_logits(model, tokenizer, path):
+def export_after_logits(model, tokenizer, args):
     with torch.no_grad():
         logits = model(torch.arange(16)[None]).logits
     if script.dist.get_rank() == 0:
-        torch.save(logits, f"{path}.pt")
-    export(model, tokenizer, path)
+        torch.save(logits, f"{args.export_path}.pt")
+    export(model, tokenizer, args)
 script.export = export_after_logits
 """
 
@@ -68,7 +68,7 @@ def test_finetuned(shell, kind, tied):
     """One rank, and three stopped in mid-epoch: equal; what was exported is what was trained."""
     from transformers import AutoModelForCausalLM
 
-    make_model(shell.folder / "model", kind, tie_word_embeddings=tied)
+    make_model(shell.folder / "model", kind, torch.float32, tie_word_embeddings=tied)
     options = "--learning_rate 0.3"
     start(shell, 1, "one", PLAIN_SGD + LOGITS, options).succeeds()
     stop = {"SIGNAL": "15", "SIGNAL_AT": f"0 {3 * BATCH_SIZE}"}
@@ -187,9 +187,41 @@ UNUSABLE = "cannot use model: broken, or not the layout of Llama"
     ],
 )
 def test_what_is_no_llama(tmp_path, monkeypatch, change, message):
-    """Within this process, since importing transformers takes seconds."""
     make_model(tmp_path / "model", "Llama")
     change(tmp_path / "model")
+    with pytest.raises(SystemExit) as exit:
+        run_here(tmp_path, monkeypatch)
+    dist.destroy_process_group()
+    assert str(exit.value.code).startswith(message)
+    assert len(exit.value.code.splitlines()) <= 2
+    assert not (tmp_path / "finetuned").exists()
+
+
+def test_exported(tmp_path, monkeypatch):
+    """In the model's own type, in files of limited size, and with the tokens that end a text."""
+    from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+
+    make_model(tmp_path / "model", "Qwen3", tie_word_embeddings=True)
+    GenerationConfig(eos_token_id=[7, 9]).save_pretrained(tmp_path / "model")
+    save_pretrained = PreTrainedModel.save_pretrained
+
+    def save_small_files(model, path, state_dict, max_shard_size):
+        assert max_shard_size == "5GB"
+        save_pretrained(model, path, state_dict=state_dict, max_shard_size="20KB")
+
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", save_small_files)
+    run_here(tmp_path, monkeypatch)
+    assert len(list((tmp_path / "finetuned").glob("model-*.safetensors"))) > 2
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "finetuned")
+    assert exported.generation_config.eos_token_id == [7, 9]
+    trained = load_gpt(tmp_path / "s")["model"]
+    assert trained.keys() == exported.state_dict().keys()
+    for name, weight in exported.state_dict().items():
+        assert torch.equal(weight, trained[name].bfloat16())
+
+
+def run_here(tmp_path, monkeypatch):
+    """Trains within this process, since importing transformers takes seconds."""
     write_text(tmp_path / "text", 4 * BATCH_SIZE, CONTEXT)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(finetune.signal, "signal", lambda signum, handler: None)  # pytest's stay
@@ -202,9 +234,4 @@ def test_what_is_no_llama(tmp_path, monkeypatch, change, message):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.setenv("MASTER_PORT", str(free_port()))
-    with pytest.raises(SystemExit) as exit:
-        finetune.main(finetune.parse_args())
-    dist.destroy_process_group()
-    assert str(exit.value.code).startswith(message)
-    assert len(exit.value.code.splitlines()) <= 2
-    assert not (tmp_path / "finetuned").exists()
+    finetune.main(finetune.parse_args())
