@@ -117,6 +117,7 @@ ALLOWED = {  # values that are none of these mistakes
     "--num_workers": ["0"],
     "--outer_momentum": ["0"],
     "--end_token": ["no/such/path"],
+    "--frozen_layers": ["0"],
 }
 # What the number of ranks decides, or a connection or a file that main opens first of all.
 CHECKED_BY_MAIN = {

@@ -1,5 +1,6 @@
 """gpt/finetune.py: a model of transformers, made here, sharded, trained, and exported."""
 
+import json
 import re
 
 import pytest
@@ -8,9 +9,13 @@ import torch.distributed as dist
 from helpers import PLAIN_SGD, SIGNAL, free_port, load_gpt, max_abs_diff, patched, write_text
 from safetensors.torch import load_file, save_file
 
-from gpt import finetune
+from gpt import finetune, finetune_chat
 
 BATCH_SIZE, STEPS, CONTEXT = 12, 15, 8
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }};{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 CONFIG = {
     "vocab_size": 300,
     "hidden_size": 32,
@@ -25,7 +30,7 @@ CONFIG = {
 def make_model(folder, kind, dtype=torch.bfloat16, **changes):
     """Saves a model with random weights, and a tokenizer of bytes; returns its size."""
     import transformers
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     config = getattr(transformers, f"{kind}Config")(**CONFIG | changes)
     torch.manual_seed(0)
@@ -34,15 +39,18 @@ def make_model(folder, kind, dtype=torch.bfloat16, **changes):
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: n for n, letter in enumerate(letters)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+    tokenizer.decoder = decoders.ByteLevel()
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, chat_template=CHAT_TEMPLATE
+    ).save_pretrained(folder)
     return model.num_parameters()
 
 
-def start(shell, ranks, name, setup, options="", **variables):
+def start(shell, ranks, name, setup, options="", file="gpt/finetune.py", **variables):
     write_text(shell.folder / "text", STEPS * BATCH_SIZE + BATCH_SIZE, CONTEXT)
-    script = shell.folder / "finetune.py"
-    script.write_text(patched("gpt/finetune.py", setup))
-    options += f" --context {CONTEXT} --val_tokens {BATCH_SIZE * CONTEXT} --text text"
+    script = shell.folder / "script.py"
+    script.write_text(patched(file, setup))
+    options = f"--text text --context {CONTEXT} --val_tokens {BATCH_SIZE * CONTEXT} {options}"
     options += f" --batch_size {BATCH_SIZE // ranks}"
     options += f" --snapshot_path {name} --export_path {name}_exported"
     return shell.ranks(f"{script} 1 1 {options}", ranks, **variables)
@@ -90,6 +98,62 @@ def test_finetuned(shell, kind, tied):
     with torch.no_grad():
         logits = several(torch.arange(16)[None]).logits
     assert max_abs_diff([logits], [torch.load(shell.folder / "several_exported.pt")]) < 1e-5
+
+
+def write_chats(path, count):
+    """Writes chats whose answers have one to six words."""
+    with open(path, "w") as file:
+        for number in range(count):
+            messages = [{"role": "user", "content": f"Say {number}!"}]
+            messages.append({"role": "assistant", "content": f"{number} " * (1 + number % 6)})
+            file.write(json.dumps({"messages": messages}) + "\n")
+
+
+def test_targets_of_a_chat(tmp_path):
+    from transformers import AutoTokenizer
+
+    make_model(tmp_path / "model", "Llama")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    write_chats(tmp_path / "chats", 3)
+    chats = finetune_chat.ChatDataset(tmp_path / "chats", 40, tokenizer)
+    inputs, targets = chats[2]
+    assert len(chats) == 3 and len(inputs) == len(targets) == 40
+    assert tokenizer.decode(inputs).startswith("<user>Say 2!;<assistant>2 2 2 ;")
+    answer = targets != finetune_chat.IGNORED
+    assert tokenizer.decode(targets[answer]) == "2 2 2 ;"
+    assert torch.equal(targets[:-1][answer[:-1]], inputs[1:][answer[:-1]])
+    inputs, targets = finetune_chat.ChatDataset(tmp_path / "chats", 26, tokenizer)[2]
+    assert len(inputs) == len(targets) == 26
+    assert tokenizer.decode(targets[targets != finetune_chat.IGNORED]) == "2 2"
+
+
+def test_finetuned_chats(shell):
+    """Three ranks, with other numbers of tokens in their answers, end as one; a layer is frozen."""
+    make_model(shell.folder / "model", "Llama", torch.float32)
+    write_chats(shell.folder / "chats", (STEPS + 1) * BATCH_SIZE)
+    options = "--learning_rate 0.3 --text chats --context 40 --val_tokens 480 --frozen_layers 1"
+    for ranks, name in [(1, "one"), (3, "several")]:
+        job = start(shell, ranks, name, PLAIN_SGD, options, "gpt/finetune_chat.py")
+        job.succeeds()
+    start_weights, one, several = (
+        load_file(shell.folder / name / "model.safetensors")
+        for name in ("model", "one_exported", "several_exported")
+    )
+    assert max_abs_diff(one.values(), several.values()) < 5e-5
+    for name, weight in start_weights.items():
+        assert torch.equal(weight, one[name]) == name.startswith("model.layers.0.")
+    losses = [load_gpt(shell.folder / name)["loss"] for name in ("one", "several")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    (shell.folder / "chats").write_text('{"messages": []}\n{"prompt": "Hi"}\n')
+    job = start(shell, 1, "other", "", options, "gpt/finetune_chat.py")
+    job.fails("--text needs a chat in each line, and --model a template: ")
+
+
+def test_frozen_weights_stay_out_of_the_optimizer():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 5))
+    model[0].requires_grad_(False)
+    groups = finetune_chat.configure_optimizer(model, 1e-3).param_groups
+    assert [p for group in groups for p in group["params"]] == list(model[1].parameters())
 
 
 LIMIT = """

@@ -63,6 +63,7 @@ GPT = [
     Step("gpt/fsdp.py", "gpt/pipeline_parallel.py", 125),
     Step("gpt/fsdp.py", "gpt/local_sgd.py", 42),
     Step("gpt/fsdp.py", "gpt/finetune.py", 189),  # 100 of them are the GPT, which goes
+    Step("gpt/finetune.py", "gpt/finetune_chat.py", 55),
 ]
 ALL = STEPS + JOB_STEPS + RECIPES + PREEMPTIBLE_RECIPES + ELASTIC_RECIPES + GPT
 
