@@ -24,6 +24,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.elastic.multiprocessing.errors import record
@@ -196,6 +197,8 @@ class Trainer:
         self.is_main = dist.get_rank() == 0  # this process logs
         self.save_group = dist.new_group(backend="gloo")  # for the thread that saves
         self.pending_save = None
+        pin = device.type == "cuda"
+        self.stager = DefaultStager(StagingOptions(pin, False, False, False))  # keeps its memory
         for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, self._request_stop)
 
@@ -334,7 +337,10 @@ class Trainer:
         name = f"epoch_{self.epochs_run:04}_sample_{self.samples_run:012}"
         path = Path(self.args.snapshot_path, name)
         self.pending_save = dcp.async_save(
-            self._state_dict(), checkpoint_id=path, process_group=self.save_group
+            self._state_dict(),
+            checkpoint_id=path,
+            process_group=self.save_group,
+            async_stager=self.stager,
         )
         self.snapshot = path
         position = f"epoch {self.epochs_run} + {self.samples_run} samples"

@@ -244,11 +244,15 @@ class Trainer:
     @torch.no_grad()
     def _outer_step(self):
         """Moves the weights that all nodes share by the mean of what each has learned since."""
-        params = self.model.parameters()
-        for outer, velocity, param in zip(self.outer_params, self.velocity, params, strict=True):
-            change = param - outer
-            dist.all_reduce(change.to_local(), group=self.mesh.get_group("node"))  # in place
-            change /= self.mesh.size(0)
+        params = list(self.model.parameters())
+        changes = [param - outer for param, outer in zip(params, self.outer_params, strict=True)]
+        shards = [change.to_local() for change in changes]
+        vector = nn.utils.parameters_to_vector(shards)  # for a single all-reduce
+        dist.all_reduce(vector, group=self.mesh.get_group("node"))
+        nn.utils.vector_to_parameters(vector / self.mesh.size(0), shards)
+        for outer, velocity, param, change in zip(
+            self.outer_params, self.velocity, params, changes, strict=True
+        ):
             velocity.mul_(self.args.outer_momentum).add_(change)
             outer += self.args.outer_lr * (change + self.args.outer_momentum * velocity)  # Nesterov
             param.copy_(outer)

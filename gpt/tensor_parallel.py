@@ -9,7 +9,6 @@ It learns the bytes of the files after --text, by default those of Python's own 
 """
 
 import argparse
-import logging
 import math
 import os
 import shutil
@@ -474,8 +473,7 @@ def main(args):
         sys.exit(f"--tp_size {args.tp_size} does not divide the {dist.get_world_size()} ranks")
     dp_size = dist.get_world_size() // args.tp_size
     mesh = init_device_mesh(device.type, (dp_size, args.tp_size), mesh_dim_names=("dp", "tp"))
-    # Without this, torch warns in every step that the norm of gradients takes two all-reduces.
-    logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
+    mesh._flatten()  # for the norm of gradients: one all-reduce, and not one per dimension
     tp.parallelize_module(model, mesh["tp"], TP_PLAN)
     mp_policy = MixedPrecisionPolicy()  # gathers and reduces in the parameters' own type
     if torch.cuda.is_bf16_supported(including_emulation=False):

@@ -82,7 +82,7 @@ def test_bad_input(tmp_path, shell):
     (tmp_path / "tokens" / "1.uint16").unlink()
     (tmp_path / "tokens" / "tokenizer.json").write_text("{")
     shell.ranks("gpt/tokens.py").fails("cannot read --data tokens: ")
-    shard.rename(tmp_path / "tokens" / "000000.uint32")
+    shard.rename(tmp_path / "tokens" / "000000.bin")
     shell.ranks("gpt/tokens.py").fails("no tokens in --data tokens: ")
 
 

@@ -55,13 +55,13 @@ GPT = [
     Step("gpt/pretrain.py", "gpt/fsdp.py", 97),
     Step("gpt/fsdp.py", "gpt/hsdp.py", 19),
     Step("gpt/fsdp.py", "gpt/accumulate.py", 24),
-    Step("gpt/fsdp.py", "gpt/async_save.py", 25),
-    Step("gpt/fsdp.py", "gpt/tensor_parallel.py", 45),
+    Step("gpt/fsdp.py", "gpt/async_save.py", 31),
+    Step("gpt/fsdp.py", "gpt/tensor_parallel.py", 43),
     Step("gpt/pretrain.py", "gpt/context_parallel.py", 55),
     Step("gpt/pretrain.py", "gpt/tokens.py", 84),
     Step("gpt/pretrain.py", "gpt/slow_network.py", 16),
     Step("gpt/fsdp.py", "gpt/pipeline_parallel.py", 125),
-    Step("gpt/fsdp.py", "gpt/local_sgd.py", 42),
+    Step("gpt/fsdp.py", "gpt/local_sgd.py", 46),
     Step("gpt/fsdp.py", "gpt/finetune.py", 189),  # 100 of them are the GPT, which goes
     Step("gpt/finetune.py", "gpt/finetune_chat.py", 55),
 ]
