@@ -273,7 +273,7 @@ def print_memory(args, model):
             columns = {part: f"{part:>{max(8, len(part) + 2)}}" for part in parts}
             print(f"{'GB per GPU':<21}" + "".join(columns.values()) + "  fits")
         cells = "".join(f"{parts[part] / 1e9:>{len(text)}.1f}" for part, text in columns.items())
-        fits = parts["peak"] <= args.gpu_memory
+        fits = parts["peak"] <= 0.9 * args.gpu_memory  # CUDA, NCCL and fragments need the rest
         print(f"{name:<21}{cells}{'yes' if fits else 'no':>6}")
         if fits:
             fitting.append(way)
@@ -321,6 +321,8 @@ def parse_args():
     numbers = [value for value in vars(args).values() if isinstance(value, (int, float))]
     if not all(1 <= number < math.inf for number in numbers):
         parser.error("all numbers must be 1 or more")
+    if args.gpu_memory < 1e9:
+        parser.error("--gpu_memory is in bytes, such as 80e9")
     if args.gpus % args.tp_size or H100.gpus_per_node % args.tp_size:
         parser.error("--tp_size must divide --gpus and the 8 GPUs of a node")
     model = gpt_of_size(args.params, args.vocab_size, args.context, args.n_layer, args.n_embd)

@@ -11,7 +11,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import torch
@@ -48,9 +47,9 @@ STEPS = 20  # per epoch
 
 def log_throughput(trainer):
     """Stands in for `Trainer._evaluate`."""
-    trainer._log(trainer._throughput())
-    trainer.tokens = 0
-    trainer.start_time = time.perf_counter()
+    tokens = trainer.tokens - trainer.tokens_before
+    trainer._log(trainer._throughput(tokens, trainer.time_before))
+    trainer._restart_clock()
 
 
 def train(args):
@@ -89,6 +88,7 @@ def benchmark(variants, options, batch_sizes, context, folder):
     sizes = list(batch_sizes)
     text = folder / "text"
     options = [*options, "--context", str(context), "--text", str(text)]
+    options += ["--eval_every_steps", str(STEPS), "--val_tokens", str(context)]
     options += ["--snapshot_path", str(folder / "none.pt")]
     for name, (script, *flags) in variants.items():
         command = [*torchrun, str(ROOT / "bench" / script), "2", "1", *flags, *options]
@@ -97,7 +97,7 @@ def benchmark(variants, options, batch_sizes, context, folder):
             if not sizes:
                 sys.exit("a batch of one does not fit in memory: try --layers 12")
             print(f"{name}, batch size {sizes[0]} …", flush=True)
-            write_text(text, pretrain.VAL_CHUNKS + STEPS * sizes[0], context)
+            write_text(text, 1 + STEPS * sizes[0], context)
             output = run([*command, "--batch_size", str(sizes[0])])
             if output is None:
                 print(f"out of memory with a batch size of {sizes.pop(0)}", flush=True)

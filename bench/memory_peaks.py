@@ -63,7 +63,6 @@ def measure(name, n_layer, n_embd, arguments):
             return ""
 
     script.GPT = LargeVocabularyGPT
-    script.VAL_CHUNKS = VAL_CHUNKS
     script.Trainer._evaluate = lambda self: None
     script.Trainer._save_snapshot = lambda self: None
     destroy_process_group = script.dist.destroy_process_group
@@ -93,9 +92,11 @@ def run(name, ranks, options, shape):
         Path(folder, "text").write_bytes(random.Random(0).randbytes(chunks * CONTEXT + 1))
         script = ["--script", name, "--shape", str(n_layer), str(n_embd)]
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        options = f"--text text --batch_size {samples} {options}".split()
+        options = (
+            f"--text text --batch_size {samples} --val_tokens {VAL_CHUNKS * CONTEXT} {options}"
+        )
         subprocess.run(
-            [*torchrun, f"--nproc_per_node={ranks}", __file__, *script, *options],
+            [*torchrun, f"--nproc_per_node={ranks}", __file__, *script, *options.split()],
             check=True,
             cwd=folder,
             env=os.environ | {"OMP_NUM_THREADS": "1"},

@@ -44,7 +44,7 @@ def train(args):
     torch.set_float32_matmul_precision("high")
     text = bytearray(b"".join(path.read_bytes() for path in args.text))
     text = torch.frombuffer(text, dtype=torch.uint8)
-    steps_per_epoch = (len(text) // args.context - pretrain.VAL_CHUNKS) // args.batch_size
+    steps_per_epoch = (len(text) - args.val_tokens) // args.context // args.batch_size
     model = pretrain.GPT(args.n_layer, args.n_head, args.n_embd, args.context, recompute=False)
     model.to(device)
     model.init_weights(args.seed)

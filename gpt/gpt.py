@@ -53,6 +53,7 @@ class GPT(nn.Module):
 
     def __init__(self, n_layer, n_head, n_embd, context):
         super().__init__()
+        self.shape = f"{n_layer=}, {n_head=}, {n_embd=}, {context=}"
         self.context = context
         self.token_embedding = nn.Embedding(256, n_embd)
         self.position_embedding = nn.Embedding(context, n_embd)
@@ -151,6 +152,7 @@ class Trainer:
         self.optimizer = optimizer
         self.device = device
         self.args = args
+        self.shape = model.shape
         self.epochs_run = 0
         self.samples_run = 0
         self.steps = 0
@@ -228,6 +230,7 @@ class Trainer:
         snapshot = {
             "model": self.model.module.state_dict(),  # without the DDP wrapper
             "optimizer": self.optimizer.state_dict(),
+            "shape": self.shape,
             "epochs_run": self.epochs_run,
             "samples_run": self.samples_run,
             "loss": self.loss,
@@ -248,6 +251,8 @@ class Trainer:
     def _load_snapshot(self, path):
         try:
             snapshot = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+            if snapshot["shape"] != self.shape:
+                raise ValueError(f"saved by a model of {snapshot['shape']}, not {self.shape}")
             self.model.load_state_dict(snapshot["model"])
             self.optimizer.load_state_dict(snapshot["optimizer"])
             self.epochs_run = snapshot["epochs_run"]

@@ -9,7 +9,6 @@ It learns the bytes of the files after --text, by default those of Python's own 
 """
 
 import argparse
-import logging
 import math
 import os
 import shutil
@@ -35,7 +34,6 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, DistributedSampler, Subset
 from tqdm import tqdm
 
-VAL_CHUNKS = 1024  # the end of the text, never trained on
 SNAPSHOT_NAMES = f"epoch_{4 * '[0-9]'}_sample_{12 * '[0-9]'}"  # a glob pattern
 # Between the layers, each rank holds a part of the time axis: Shard(1) of (batch, time, channels).
 TP_PLAN = {
@@ -78,6 +76,7 @@ class GPT(nn.Module):
 
     def __init__(self, n_layer, n_head, n_embd, context, recompute):
         super().__init__()
+        self.shape = f"{n_layer=}, {n_head=}, {n_embd=}, {context=}"
         self.context = context
         self.recompute = recompute
         self.token_embedding = nn.Embedding(256, n_embd)
@@ -186,6 +185,7 @@ class Trainer:
         self.optimizer = optimizer
         self.device = device
         self.args = args
+        self.shape = model.shape
         self.epochs_run = 0
         self.samples_run = 0
         self.loss = 0.0
@@ -195,8 +195,9 @@ class Trainer:
         if device.type == "cuda":
             self.rng = torch.cuda.default_generators[device.index]
         self.flops_per_token = model.flops_per_token
-        self.tokens = 0  # since the last evaluation, on this rank
+        self.tokens = 0  # so far, on this rank
         self.start_time = time.perf_counter()
+        self._restart_clock()
         use_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=use_bfloat16)
         self.total_loss = torch.zeros((), device=device)  # of the epoch's samples so far
@@ -227,11 +228,16 @@ class Trainer:
             sys.exit(f"ranks start at epochs {starts}: use a shared disk, or copy the snapshot")
 
     def _learning_rate(self):
-        """Rises from a tenth of its maximum for a tenth of the training, then falls to a tenth."""
+        """Rises from a tenth of its maximum during the warm-up, then falls to a tenth."""
         epochs = self.epochs_run + self.samples_run / len(self.train_loader.dataset)
         progress = epochs / self.args.total_epochs  # from 0 to 1
-        cosine = 0.55 + 0.45 * math.cos(math.pi * (progress - 0.1) / 0.9)  # from 1 to 0.1
-        return self.args.learning_rate * min(0.1 + 9 * progress, cosine)
+        warmup = 0.1
+        if self.args.warmup_steps:
+            warmup = self.args.warmup_steps / (len(self.train_loader) * self.args.total_epochs)
+        if progress < warmup:
+            return self.args.learning_rate * (0.1 + 0.9 * progress / warmup)
+        cosine = 0.55 + 0.45 * math.cos(math.pi * (progress - warmup) / (1 - warmup))
+        return self.args.learning_rate * cosine
 
     def _run_batch(self, inputs, targets):
         for group in self.optimizer.param_groups:
@@ -249,7 +255,7 @@ class Trainer:
     @torch.no_grad()
     def _evaluate(self):
         """Logs the mean loss on the validation set, sharded over the ranks, and the speed."""
-        throughput = self._throughput()
+        throughput = self._throughput(self.tokens - self.tokens_before, self.time_before)
         self.model.eval()
         total_loss = torch.zeros((), device=self.device)
         for inputs, targets in self.val_loader:
@@ -260,12 +266,16 @@ class Trainer:
         val_loss = total_loss.item() / (len(self.val_loader.sampler) * dist.get_world_size())
         self.model.train()
         self._log(f"val loss {val_loss:.4g}, {throughput}")
-        self.tokens = 0
-        self.start_time = time.perf_counter()
+        self._restart_clock()
 
-    def _throughput(self):
-        """Formats tokens per second, saving included, and the MFU if a device's peak is given."""
-        tokens_per_second = self.tokens / (time.perf_counter() - self.start_time)  # of a rank
+    def _restart_clock(self):
+        """Leaves what came before, such as an evaluation, out of the next speed that is logged."""
+        self.tokens_before = self.tokens
+        self.time_before = time.perf_counter()
+
+    def _throughput(self, tokens, start_time):
+        """Formats tokens per second since `start_time`, and the MFU if a device's peak is given."""
+        tokens_per_second = tokens / (time.perf_counter() - start_time)  # of a rank
         throughput = f"{tokens_per_second * dist.get_world_size():,.0f} tokens/s"
         if self.args.peak_tflops:
             flops_per_second = tokens_per_second * self.flops_per_token
@@ -286,9 +296,9 @@ class Trainer:
             self.steps += 1
             stop = self.steps % 10 == 0 and self._any_rank_stops()  # too slow for every step
             save = self.steps % self.args.save_every_steps == 0
+            if self.steps % self.args.eval_every_steps == 0 and not stop:
+                self._evaluate()
             if stop or (save and self.samples_run < len(self.train_loader.dataset)):
-                if not stop:
-                    self._evaluate()
                 self.loss = self._mean_loss()
                 self._save_snapshot()
             if stop:
@@ -310,6 +320,7 @@ class Trainer:
         return {
             "model": model_state,
             "optimizer": optimizer_state,
+            "shape": self.shape,
             "epochs_run": self.epochs_run,
             "samples_run": self.samples_run,
             "loss": self.loss,
@@ -331,9 +342,14 @@ class Trainer:
         self.snapshot = path
         position = f"epoch {self.epochs_run} + {self.samples_run} samples"
         self._log(f"{position} | loss {self.loss:.4g} | saved {path}")
+        self._restart_clock()
 
     def _load_snapshot(self, path):
         try:
+            snapshot = {"shape": ""}
+            dcp.load(snapshot, checkpoint_id=path)
+            if snapshot["shape"] != self.shape:
+                raise ValueError(f"saved by a model of {snapshot['shape']}, not {self.shape}")
             snapshot = self._state_dict()
             dcp.load(snapshot, checkpoint_id=path)  # into the shards in use
             self.epochs_run = snapshot["epochs_run"]
@@ -366,8 +382,11 @@ class Trainer:
             self.total_loss.zero_()
             save = self.steps % self.args.save_every_steps == 0  # due in the epoch's last step
             if save or self.epochs_run % self.args.save_every == 0 or self.epochs_run == total:
-                self._evaluate()
+                if self.epochs_run == total and self.steps % self.args.eval_every_steps != 0:
+                    self._evaluate()
                 self._save_snapshot()
+        throughput = self._throughput(self.tokens, self.start_time)
+        self._log(f"{throughput} in all, with evaluations and snapshots")
 
 
 def parse_args():
@@ -375,6 +394,8 @@ def parse_args():
     parser.add_argument("total_epochs", nargs="?", type=int, default=50)
     parser.add_argument("save_every", nargs="?", type=int, default=10, help="epochs per snapshot")
     parser.add_argument("--save_every_steps", type=int, default=100, help="steps per snapshot")
+    parser.add_argument("--eval_every_steps", type=int, default=1000, help="steps per evaluation")
+    parser.add_argument("--val_tokens", type=int, default=65536, help="the end, never trained on")
     parser.add_argument("--batch_size", type=int, default=32, help="per device")
     stdlib_files = sorted(Path(os.__file__).parent.glob("*.py"))
     parser.add_argument("--text", nargs="+", type=Path, default=stdlib_files, metavar="FILE")
@@ -383,6 +404,7 @@ def parse_args():
     parser.add_argument("--n_embd", type=int, default=128)
     parser.add_argument("--context", type=int, default=64, help="in bytes")
     parser.add_argument("--learning_rate", type=float, default=1e-3)
+    parser.add_argument("--warmup_steps", type=int, help="default: a tenth of the training")
     parser.add_argument("--recompute", action="store_true", help="activations: saves memory")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--peak_tflops", type=float, help="of a device, to log the MFU")
@@ -401,6 +423,10 @@ def parse_args():
         parser.error("the model's sizes must be 1 or more, and --n_head divide --n_embd")
     if not 0 < args.learning_rate < math.inf:
         parser.error("--learning_rate must be more than 0")
+    if args.eval_every_steps < 1 or args.val_tokens < args.context:
+        parser.error("--eval_every_steps must be 1 or more, --val_tokens at least --context")
+    if args.warmup_steps is not None and args.warmup_steps < 1:
+        parser.error("--warmup_steps must be 1 or more")
     if args.peak_tflops is not None and not 0 < args.peak_tflops < math.inf:
         parser.error("--peak_tflops must be more than 0")
     if args.tp_size < 1 or args.n_head % args.tp_size or args.context % args.tp_size:
@@ -437,17 +463,17 @@ def main(args):
         dist.init_process_group("gloo")
     torch.manual_seed(args.seed)
     text = ConcatDataset([TextDataset(path, args.context) for path in args.text])
-    if len(text) <= VAL_CHUNKS:
-        sys.exit(f"--text has {len(text)} chunks: {VAL_CHUNKS} are for validation, add text")
-    dataset = Subset(text, range(len(text) - VAL_CHUNKS))
+    val_chunks = args.val_tokens // args.context
+    if len(text) <= val_chunks:
+        sys.exit(f"--text has {len(text)} chunks: {val_chunks} are for validation, add text")
+    dataset = Subset(text, range(len(text) - val_chunks))
     with torch.device("meta"):  # shapes, but no memory
         model = GPT(args.n_layer, args.n_head, args.n_embd, args.context, args.recompute)
     if dist.get_world_size() % args.tp_size:
         sys.exit(f"--tp_size {args.tp_size} does not divide the {dist.get_world_size()} ranks")
     dp_size = dist.get_world_size() // args.tp_size
     mesh = init_device_mesh(device.type, (dp_size, args.tp_size), mesh_dim_names=("dp", "tp"))
-    # Without this, torch warns in every step that the norm of gradients takes two all-reduces.
-    logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
+    mesh._flatten()  # for the norm of gradients: one all-reduce, and not one per dimension
     tp.parallelize_module(model, mesh["tp"], TP_PLAN)
     mp_policy = MixedPrecisionPolicy()  # gathers and reduces in the parameters' own type
     if torch.cuda.is_bf16_supported(including_emulation=False):

@@ -369,10 +369,10 @@ def logged_losses(output):
     return {(int(epochs), int(samples)): float(loss) for epochs, samples, loss in found}
 
 
-# For `patched`, with the files of gpt/: less to validate on, and less to generate.
+# For the files of gpt/: less to validate on, in chunks of eight tokens, and less to generate.
 VAL_CHUNKS = 12
-SHORT_GPT = f"""
-script.VAL_CHUNKS = {VAL_CHUNKS}
+SHORT_VAL = f"--val_tokens {VAL_CHUNKS * 8}"
+SHORT_GPT = """
 if hasattr(script, "GPT"):
     generate = getattr(script.GPT, "generate", None)
     script.GPT.generate = lambda self, *arguments: generate(self, *arguments[:-1], 4)

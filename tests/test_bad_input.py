@@ -16,6 +16,7 @@ from helpers import (
     ROOT,
     SCRIPTS,
     SHORT_GPT,
+    SHORT_VAL,
     VAL_CHUNKS,
     documented_error,
     load,
@@ -74,6 +75,7 @@ def test_batch_size(script, monkeypatch, capsys):
     [
         ("gpt/gpt.py", "--text missing.txt", "cannot read --text missing.txt"),
         ("gpt/gpt.py", "--n_head 3", "and --n_head divide --n_embd"),
+        ("gpt/pretrain.py", "--val_tokens 63", "--val_tokens at least --context"),
         ("gpt/tensor_parallel.py", "--tp_size 0", TP_SIZE),
         ("gpt/tensor_parallel.py", "--tp_size 4", TP_SIZE),
         ("gpt/tensor_parallel.py", "--context 9 --tp_size 2", TP_SIZE),
@@ -114,6 +116,8 @@ ALLOWED = {  # values that are none of these mistakes
     "--seed": ["0", "-1"],
     "--num_workers": ["0"],
     "--outer_momentum": ["0"],
+    "--end_token": ["no/such/path"],
+    "--frozen_layers": ["0"],
 }
 # What the number of ranks decides, or a connection or a file that main opens first of all.
 CHECKED_BY_MAIN = {
@@ -276,11 +280,13 @@ def test_loss_that_is_not_finite(shell, script, options):
     assert (shell.folder / "snapshot.pt").read_bytes() == before
 
 
-@pytest.mark.parametrize("script", ["gpt/gpt.py", "gpt/async_save.py"])
-def test_loss_of_a_gpt_that_is_not_finite(shell, script):
+@pytest.mark.parametrize(
+    ("script", "options"), [("gpt/gpt.py", ""), ("gpt/async_save.py", SHORT_VAL)]
+)
+def test_loss_of_a_gpt_that_is_not_finite(shell, script, options):
     write_text(shell.folder / "text", 128 + VAL_CHUNKS, 8)
     (shell.folder / "script.py").write_text(patched(script, SHORT_GPT))
-    options = f"{TINY} --text text --save_every_steps 2 --learning_rate 1e30"
+    options += f" {TINY} --text text --save_every_steps 2 --learning_rate 1e30"
     assert_not_finite(shell.ranks(f"{shell.folder}/script.py 3 1 --snapshot_path s {options}"))
     assert not (shell.folder / "s").exists()
 

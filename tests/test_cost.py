@@ -79,6 +79,7 @@ def run_formula(arguments, monkeypatch):
         ("--params 8e9 --gpus 0", "all numbers must be 1 or more"),
         ("--params nan", "all numbers must be 1 or more"),
         ("--params 8e9 --n_layer 0", "all numbers must be 1 or more"),
+        ("--params 8e9 --gpu_memory 40", "--gpu_memory is in bytes, such as 80e9"),
         ("--params 8e9 --gpus 12", None),
         ("--params 8e9 --gpus 12 --tp_size 8", "--tp_size must divide --gpus and the 8 GPUs of"),
         ("--params 1e7", "the embedding and the head alone have --params: lower --vocab_size"),
@@ -91,6 +92,13 @@ def test_arguments_of_the_calculator(arguments, message, monkeypatch, capsys):
         run_formula(arguments, monkeypatch)
     assert exit.value.code == 2
     assert f"error: {message}" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_calculator_leaves_a_tenth(monkeypatch, capsys):
+    """With a peak of 57.3 GB."""
+    for gpu_memory, fits in [(63e9, "no"), (64e9, "yes")]:
+        run_formula(f"--params 8e9 --gpus 64 --gpu_memory {gpu_memory}", monkeypatch)
+        assert re.search(rf"^FSDP  .* 57.3 +{fits}$", capsys.readouterr().out, re.M)
 
 
 def test_speed_of_the_calculator(monkeypatch, capsys):

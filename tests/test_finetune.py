@@ -1,16 +1,21 @@
 """gpt/finetune.py: a model of transformers, made here, sharded, trained, and exported."""
 
+import json
 import re
 
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import PLAIN_SGD, SIGNAL, free_port, max_abs_diff, patched, write_text
+from helpers import PLAIN_SGD, SIGNAL, free_port, load_gpt, max_abs_diff, patched, write_text
 from safetensors.torch import load_file, save_file
 
-from gpt import finetune
+from gpt import finetune, finetune_chat
 
 BATCH_SIZE, STEPS, CONTEXT = 12, 15, 8
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }};{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 CONFIG = {
     "vocab_size": 300,
     "hidden_size": 32,
@@ -22,27 +27,31 @@ CONFIG = {
 }
 
 
-def make_model(folder, kind, **changes):
-    """Saves a model with random weights in bfloat16, and a tokenizer of bytes; returns its size."""
+def make_model(folder, kind, dtype=torch.bfloat16, **changes):
+    """Saves a model with random weights, and a tokenizer of bytes; returns its size."""
     import transformers
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     config = getattr(transformers, f"{kind}Config")(**CONFIG | changes)
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.save_pretrained(folder, max_shard_size="5MB")
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: n for n, letter in enumerate(letters)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+    tokenizer.decoder = decoders.ByteLevel()
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, chat_template=CHAT_TEMPLATE
+    ).save_pretrained(folder)
     return model.num_parameters()
 
 
-def start(shell, ranks, name, setup, options="", **variables):
+def start(shell, ranks, name, setup, options="", file="gpt/finetune.py", **variables):
     write_text(shell.folder / "text", STEPS * BATCH_SIZE + BATCH_SIZE, CONTEXT)
-    script = shell.folder / "finetune.py"
-    script.write_text(patched("gpt/finetune.py", f"script.VAL_CHUNKS = {BATCH_SIZE}\n{setup}"))
-    options += f" --context {CONTEXT} --batch_size {BATCH_SIZE // ranks} --text text"
+    script = shell.folder / "script.py"
+    script.write_text(patched(file, setup))
+    options = f"--text text --context {CONTEXT} --val_tokens {BATCH_SIZE * CONTEXT} {options}"
+    options += f" --batch_size {BATCH_SIZE // ranks}"
     options += f" --snapshot_path {name} --export_path {name}_exported"
     return shell.ranks(f"{script} 1 1 {options}", ranks, **variables)
 
@@ -50,12 +59,12 @@ def start(shell, ranks, name, setup, options="", **variables):
 # What the sharded model computes from some tokens, before it is exported.
 LOGITS = """
 export = script.export
-def export_after_logits(model, tokenizer, path):
+def export_after_logits(model, tokenizer, args):
     with torch.no_grad():
         logits = model(torch.arange(16)[None]).logits
     if script.dist.get_rank() == 0:
-        torch.save(logits, f"{path}.pt")
-    export(model, tokenizer, path)
+        torch.save(logits, f"{args.export_path}.pt")
+    export(model, tokenizer, args)
 script.export = export_after_logits
 """
 
@@ -67,7 +76,7 @@ def test_finetuned(shell, kind, tied):
     """One rank, and three stopped in mid-epoch: equal; what was exported is what was trained."""
     from transformers import AutoModelForCausalLM
 
-    make_model(shell.folder / "model", kind, tie_word_embeddings=tied)
+    make_model(shell.folder / "model", kind, torch.float32, tie_word_embeddings=tied)
     options = "--learning_rate 0.3"
     start(shell, 1, "one", PLAIN_SGD + LOGITS, options).succeeds()
     stop = {"SIGNAL": "15", "SIGNAL_AT": f"0 {3 * BATCH_SIZE}"}
@@ -76,6 +85,9 @@ def test_finetuned(shell, kind, tied):
     assert f"epoch 0 + {10 * BATCH_SIZE} samples" in job.output
     output = start(shell, 3, "several", PLAIN_SGD + LOGITS, f"{options} --recompute").succeeds()
     assert output.endswith("exported to several_exported\n")
+    make_model(shell.folder / "shallow", kind, tie_word_embeddings=tied, num_hidden_layers=1)
+    job = start(shell, 1, "several", "", "--model shallow")
+    job.fails("saved by a model of model.config.num_hidden_layers=2, ", "num_hidden_layers=1, ")
 
     def weights(name):
         return AutoModelForCausalLM.from_pretrained(shell.folder / name, dtype=torch.float32)
@@ -86,6 +98,62 @@ def test_finetuned(shell, kind, tied):
     with torch.no_grad():
         logits = several(torch.arange(16)[None]).logits
     assert max_abs_diff([logits], [torch.load(shell.folder / "several_exported.pt")]) < 1e-5
+
+
+def write_chats(path, count):
+    """Writes chats whose answers have one to six words."""
+    with open(path, "w") as file:
+        for number in range(count):
+            messages = [{"role": "user", "content": f"Say {number}!"}]
+            messages.append({"role": "assistant", "content": f"{number} " * (1 + number % 6)})
+            file.write(json.dumps({"messages": messages}) + "\n")
+
+
+def test_targets_of_a_chat(tmp_path):
+    from transformers import AutoTokenizer
+
+    make_model(tmp_path / "model", "Llama")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    write_chats(tmp_path / "chats", 3)
+    chats = finetune_chat.ChatDataset(tmp_path / "chats", 40, tokenizer)
+    inputs, targets = chats[2]
+    assert len(chats) == 3 and len(inputs) == len(targets) == 40
+    assert tokenizer.decode(inputs).startswith("<user>Say 2!;<assistant>2 2 2 ;")
+    answer = targets != finetune_chat.IGNORED
+    assert tokenizer.decode(targets[answer]) == "2 2 2 ;"
+    assert torch.equal(targets[:-1][answer[:-1]], inputs[1:][answer[:-1]])
+    inputs, targets = finetune_chat.ChatDataset(tmp_path / "chats", 26, tokenizer)[2]
+    assert len(inputs) == len(targets) == 26
+    assert tokenizer.decode(targets[targets != finetune_chat.IGNORED]) == "2 2"
+
+
+def test_finetuned_chats(shell):
+    """Three ranks, with other numbers of tokens in their answers, end as one; a layer is frozen."""
+    make_model(shell.folder / "model", "Llama", torch.float32)
+    write_chats(shell.folder / "chats", (STEPS + 1) * BATCH_SIZE)
+    options = "--learning_rate 0.3 --text chats --context 40 --val_tokens 480 --frozen_layers 1"
+    for ranks, name in [(1, "one"), (3, "several")]:
+        job = start(shell, ranks, name, PLAIN_SGD, options, "gpt/finetune_chat.py")
+        job.succeeds()
+    start_weights, one, several = (
+        load_file(shell.folder / name / "model.safetensors")
+        for name in ("model", "one_exported", "several_exported")
+    )
+    assert max_abs_diff(one.values(), several.values()) < 5e-5
+    for name, weight in start_weights.items():
+        assert torch.equal(weight, one[name]) == name.startswith("model.layers.0.")
+    losses = [load_gpt(shell.folder / name)["loss"] for name in ("one", "several")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    (shell.folder / "chats").write_text('{"messages": []}\n{"prompt": "Hi"}\n')
+    job = start(shell, 1, "other", "", options, "gpt/finetune_chat.py")
+    job.fails("--text needs a chat in each line, and --model a template: ")
+
+
+def test_frozen_weights_stay_out_of_the_optimizer():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 5))
+    model[0].requires_grad_(False)
+    groups = finetune_chat.configure_optimizer(model, 1e-3).param_groups
+    assert [p for group in groups for p in group["params"]] == list(model[1].parameters())
 
 
 LIMIT = """
@@ -183,23 +251,51 @@ UNUSABLE = "cannot use model: broken, or not the layout of Llama"
     ],
 )
 def test_what_is_no_llama(tmp_path, monkeypatch, change, message):
-    """Within this process, since importing transformers takes seconds."""
     make_model(tmp_path / "model", "Llama")
     change(tmp_path / "model")
+    with pytest.raises(SystemExit) as exit:
+        run_here(tmp_path, monkeypatch)
+    dist.destroy_process_group()
+    assert str(exit.value.code).startswith(message)
+    assert len(exit.value.code.splitlines()) <= 2
+    assert not (tmp_path / "finetuned").exists()
+
+
+def test_exported(tmp_path, monkeypatch):
+    """In the model's own type, in files of limited size, and with the tokens that end a text."""
+    from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+
+    make_model(tmp_path / "model", "Qwen3", tie_word_embeddings=True)
+    GenerationConfig(eos_token_id=[7, 9]).save_pretrained(tmp_path / "model")
+    save_pretrained = PreTrainedModel.save_pretrained
+
+    def save_small_files(model, path, state_dict, max_shard_size):
+        assert max_shard_size == "5GB"
+        save_pretrained(model, path, state_dict=state_dict, max_shard_size="20KB")
+
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", save_small_files)
+    run_here(tmp_path, monkeypatch)
+    assert len(list((tmp_path / "finetuned").glob("model-*.safetensors"))) > 2
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "finetuned")
+    assert exported.generation_config.eos_token_id == [7, 9]
+    trained = load_gpt(tmp_path / "s")["model"]
+    assert trained.keys() == exported.state_dict().keys()
+    for name, weight in exported.state_dict().items():
+        assert torch.equal(weight, trained[name].bfloat16())
+
+
+def run_here(tmp_path, monkeypatch):
+    """Trains within this process, since importing transformers takes seconds."""
     write_text(tmp_path / "text", 4 * BATCH_SIZE, CONTEXT)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(finetune, "VAL_CHUNKS", BATCH_SIZE)
     monkeypatch.setattr(finetune.signal, "signal", lambda signum, handler: None)  # pytest's stay
-    options = f"1 1 --context {CONTEXT} --text text --snapshot_path s"
+    options = (
+        f"1 1 --val_tokens {BATCH_SIZE * CONTEXT} --context {CONTEXT} --text text --snapshot_path s"
+    )
     monkeypatch.setattr("sys.argv", ["finetune.py", *options.split()])
     world = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "GROUP_RANK": "0"}
     for name, value in world.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.setenv("MASTER_PORT", str(free_port()))
-    with pytest.raises(SystemExit) as exit:
-        finetune.main(finetune.parse_args())
-    dist.destroy_process_group()
-    assert str(exit.value.code).startswith(message)
-    assert len(exit.value.code.splitlines()) <= 2
-    assert not (tmp_path / "finetuned").exists()
+    finetune.main(finetune.parse_args())

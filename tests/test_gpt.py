@@ -7,6 +7,7 @@ import importlib
 import os
 import re
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from helpers import (
     LOG_LOSSES,
     PLAIN_SGD,
     SHORT_GPT,
+    SHORT_VAL,
     SIGNAL,
     VAL_CHUNKS,
     equal_snapshots,
@@ -28,7 +30,7 @@ from torch.nn import functional
 
 from tools.steps import GPT
 
-OTHER_DATA = ("gpt/finetune.py", "gpt/tokens.py")
+OTHER_DATA = ("gpt/finetune.py", "gpt/finetune_chat.py", "gpt/tokens.py")
 NAMES = [step.file for step in GPT if step.file not in OTHER_DATA]
 # The others have other gradients, but the same way to stop and resume; see test_gpt_sharded.py.
 WITH_SNAPSHOTS_OF_THEIR_OWN = ["gpt/gpt.py", "gpt/pretrain.py", "gpt/fsdp.py", "gpt/local_sgd.py"]
@@ -51,9 +53,9 @@ def patch(shell, name, setup):
 
 def tiny_options(shell, name):
     """Returns options for a tiny GPT, on a text of `SIZE` chunks to train on."""
-    val_chunks = 0 if name == "gpt/gpt.py" else VAL_CHUNKS
+    val_chunks, val_options = (0, "") if name == "gpt/gpt.py" else (VAL_CHUNKS, SHORT_VAL)
     write_text(shell.folder / "text", SIZE + val_chunks, 8)
-    options = f"{TINY} --batch_size {BATCH_SIZE // 2} {OPTIONS.get(name, '')}"
+    options = f"{TINY} {val_options} --batch_size {BATCH_SIZE // 2} {OPTIONS.get(name, '')}"
     return f"{options} --text {shell.folder}/text --snapshot_path {shell.folder}"
 
 
@@ -98,6 +100,20 @@ def test_killed_and_stopped_is_uninterrupted(shell, name):
     assert equal_snapshots(one, other)
 
 
+@pytest.mark.parametrize("name", WITH_SNAPSHOTS_OF_THEIR_OWN)
+def test_snapshot_of_another_shape(shell, name):
+    """Other heads have weights of the same sizes, and DCP would load only the first layers."""
+    command = f"{patch(shell, name, '')} 1 {tiny_options(shell, name)}/s --n_layer 2"
+    shell.ranks(command).succeeds()
+    for option, size in [("--n_layer", 1), ("--n_layer", 3), ("--n_head", 4), ("--context", 4)]:
+        job = shell.ranks(f"{command} {option} {size}")
+        job.fails("cannot load ", ": move it or set another --snapshot_path")
+        saved, other = re.search(r"saved by a model of (.*), not (.*)'", job.output).groups()
+        assert saved == "n_layer=2, n_head=2, n_embd=16, context=8"
+        sizes = re.sub(rf"{option[2:]}=\d", f"{option[2:]}={size}", saved)
+        assert other == sizes
+
+
 SONG = "nine green bottles hanging on the wall\n"
 
 
@@ -111,15 +127,34 @@ def test_gpt_learns_a_text(shell):
     assert load(shell.folder / "snapshot.pt")["loss"] < 2
 
 
+# A second for each snapshot, and one for each evaluation.
+SLOW_PAUSES = """
+save_snapshot, train = script.Trainer._save_snapshot, script.GPT.train
+def save_slowly(self):
+    time.sleep(1)
+    save_snapshot(self)
+def train_slowly(self, mode=True):
+    time.sleep(0.5)
+    return train(self, mode)
+script.Trainer._save_snapshot, script.GPT.train = save_slowly, train_slowly
+"""
+
+
 def test_pretrained_gpt(shell):
     """On 2 ranks: it learns the song, and its val loss, throughput and MFU are as computed here."""
     (shell.folder / "song.txt").write_text(SONG * 3000)
-    model = "--n_layer 1 --n_head 1 --n_embd 64 --context 32"
-    options = "--batch_size 8 --learning_rate 3e-3 --peak_tflops 0.1 --save_every_steps 100"
-    output = shell.ranks(f"gpt/pretrain.py 1 --text song.txt {model} {options}", 2).succeeds()
+    (shell.folder / "script.py").write_text(patched("gpt/pretrain.py", SLOW_PAUSES))
+    options = "--n_layer 1 --n_head 1 --n_embd 64 --context 32 --text song.txt --val_tokens 32768"
+    options += " --batch_size 8 --learning_rate 3e-3 --peak_tflops 0.1"
+    options += " --save_every_steps 60 --eval_every_steps 100"
+    output = shell.ranks(f"{shell.folder}/script.py 1 {options}", 2).succeeds()
     lines = re.findall(r"val loss (\S+), (\S+) tokens/s, MFU (\S+)%", output)
     assert len(lines) == 2 and float(lines[-1][0]) < 0.5
     assert "bottles" in output.rpartition("MFU")[2]
+    # The speeds of steps 61 to 100, and 121 to 165; and of all, with three snapshots.
+    speeds = [float(speed.replace(",", "")) for speed in re.findall(r"(\S+) tokens/s", output)]
+    seconds = [512 * steps / speed for steps, speed in zip((40, 45, 165), speeds, strict=True)]
+    assert seconds[2] > seconds[0] + seconds[1] + 4.9
     # Each layer's 12 n_embd^2 weights, biases, norms; the head's 256 x n_embd; no embeddings.
     model = importlib.import_module("gpt.pretrain").GPT(1, 1, 64, 32, recompute=False)
     num_params = sum(p.numel() for p in model.parameters()) - 32 * 64 - 256 * 64
@@ -136,6 +171,25 @@ def test_pretrained_gpt(shell):
     with torch.no_grad():
         loss = functional.cross_entropy(model(chunks[0]).flatten(0, 1), chunks[1].flatten())
     assert float(lines[-1][0]) == pytest.approx(loss.item(), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("warmup_steps", "expected"),
+    [
+        (None, {0: 0.1, 5: 0.55, 10: 1, 55: 0.55, 100: 0.1}),
+        (20, {0: 0.1, 10: 0.55, 20: 1, 60: 0.55, 100: 0.1}),
+        (200, {0: 0.1, 100: 0.55}),  # more than there are
+    ],
+)
+def test_learning_rate(warmup_steps, expected):
+    """At some of 100 steps, in ten epochs; also where an epoch is begun."""
+    pretrain = importlib.import_module("gpt.pretrain")
+    args = SimpleNamespace(learning_rate=1, total_epochs=10, warmup_steps=warmup_steps)
+    loader = torch.utils.data.DataLoader(range(40), 4)
+    for step, rate in expected.items():
+        position = {"epochs_run": step // 10, "samples_run": step % 10 * 4}
+        trainer = SimpleNamespace(train_loader=loader, args=args, **position)
+        assert pretrain.Trainer._learning_rate(trainer) == pytest.approx(rate)
 
 
 @pytest.mark.parametrize("name, options", [("gpt", ()), ("pretrain", (False,))])
@@ -166,7 +220,7 @@ def test_compressed_is_close(shell):
     """float16 gradients change the weights, a little; without --compress, nothing changes."""
     results = []
     write_text(shell.folder / "text", SIZE + VAL_CHUNKS, 8)
-    options = f"1 {TINY} --batch_size 8 --text text --learning_rate 0.1"
+    options = f"1 {TINY} {SHORT_VAL} --batch_size 8 --text text --learning_rate 0.1"
     for name, option in [
         ("gpt/pretrain.py", ""),
         ("gpt/slow_network.py", "--bucket_cap_mb 1"),
@@ -186,6 +240,6 @@ def test_gradient_beyond_float16(shell):
     write_text(shell.folder / "text", SIZE + VAL_CHUNKS, 8)
     large_loss = "loss = script.next_byte_loss\nscript.next_byte_loss = lambda *x: 1e9 * loss(*x)"
     script = patch(shell, "gpt/slow_network.py", large_loss)
-    job = shell.ranks(f"{script} 1 {TINY} --batch_size 8 --text text --compress", 2)
+    job = shell.ranks(f"{script} 1 {TINY} {SHORT_VAL} --batch_size 8 --text text --compress", 2)
     assert job.wait() != 0 and "non-finite" in job.output, job.output
     assert not (shell.folder / "snapshot.pt").exists()

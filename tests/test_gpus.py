@@ -5,8 +5,17 @@ import signal
 
 import pytest
 import torch
-from helpers import SCRIPTS, SHORT_GPT, VAL_CHUNKS, load_gpt, patched, pretend_gpus, write_text
-from test_finetune import make_model
+from helpers import (
+    SCRIPTS,
+    SHORT_GPT,
+    SHORT_VAL,
+    VAL_CHUNKS,
+    load_gpt,
+    patched,
+    pretend_gpus,
+    write_text,
+)
+from test_finetune import make_model, write_chats
 from test_gpt import OPTIONS as GPT_OPTIONS
 from test_gpt import TINY
 from test_tokens import save_tokenizer
@@ -16,13 +25,14 @@ from tools.steps import ALL
 
 NAMES = ["singlegpu.py", *(step.file for step in ALL if step.file.endswith(".py"))]
 NAMES.remove("recipes/regroup.py")  # its page: for gloo
-PRETENDED = [name for name in NAMES if name not in ("recipes/images.py", "gpt/finetune.py")]
-PRETENDED += [pytest.param("gpt/finetune.py", marks=pytest.mark.long)]  # transformers loads slowly
+FINETUNE = ["gpt/finetune.py", "gpt/finetune_chat.py"]
+PRETENDED = [name for name in NAMES if name not in ("recipes/images.py", *FINETUNE)]
+PRETENDED += [pytest.param(name, marks=pytest.mark.long) for name in FINETUNE]  # they load slowly
 OPTIONS = {
     **GPT_OPTIONS,
     "gpt/pipeline_parallel.py": "--pp_size 2 --micro_batches 2 --n_layer 2",
     "gpt/tokens.py": "--data {folder}/tokens",
-    "gpt/finetune.py": "--model {folder}/model --export_path {folder}/exported",
+    **dict.fromkeys(FINETUNE, "--model {folder}/model --export_path {folder}/exported"),
 }
 # The others load their snapshots as one of these does.
 RESUMED = [*SCRIPTS, "gpt/gpt.py", "gpt/fsdp.py", "gpt/local_sgd.py"]
@@ -41,13 +51,18 @@ def options_of(shell, name):
         save_tokenizer(shell.folder / "tokens" / "tokenizer.json", 300)
         tokens = torch.randint(300, [chunks * CONTEXT + 1]).to(torch.uint16)
         (shell.folder / "tokens" / "0.uint16").write_bytes(tokens.numpy().tobytes())
+    elif name == "gpt/finetune_chat.py":
+        write_chats(shell.folder / "text", chunks)
+        options += f" --text {shell.folder}/text"
     else:
         write_text(shell.folder / "text", chunks, CONTEXT)
         options += f" --text {shell.folder}/text"
-    if name == "gpt/finetune.py":
+    if name in FINETUNE:
         make_model(shell.folder / "model", "Llama")
     else:
         options = f"{TINY} {options}"
+    if name != "gpt/gpt.py":
+        options += f" {SHORT_VAL}"
     return f"{options} --batch_size 4 --context {CONTEXT}"
 
 

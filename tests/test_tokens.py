@@ -1,12 +1,16 @@
 """gpt/prepare_tokens.py and gpt/tokens.py: text tokenized once, into shards on disk."""
 
+import pickle
 import re
 import subprocess
 import sys
 
 import torch
-from helpers import ROOT, SIGNAL, patched
-from tokenizers import Tokenizer, models
+from helpers import ROOT, SHORT_GPT, SIGNAL, load, patched
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch.nn.functional import cross_entropy
+
+from gpt.tokens import GPT, TextDataset, next_token_loss
 
 TINY = "--n_layer 1 --n_head 1 --n_embd 16"
 END = "<|endoftext|>"
@@ -33,6 +37,9 @@ def test_prepared(tmp_path):
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokens" / "tokenizer.json"))
     text = tokenizer.decode(tokens, skip_special_tokens=False)
     assert text == "".join(text + END for text in texts)
+    dataset = TextDataset(shards[0], 10, 300)
+    assert [chunk.tolist() for chunk in dataset[3]] == [tokens[30:40], tokens[31:41]]
+    assert len(pickle.dumps(dataset)) < 1000  # what a worker gets is not the tokens
     assert (
         f"{len(tokens):,} tokens of {tokenizer.get_vocab_size()} in {len(shards)} files"
         in result.stdout
@@ -49,13 +56,13 @@ def test_bad_input(tmp_path, shell):
     for options, message in [
         (f"{tmp_path} --text text", f"{tmp_path} exists: name another folder, or delete it"),
         ("tokens --text missing", "cannot read --text missing"),
-        ("tokens --text text --vocab_size 70000", "--vocab_size must be 257 to 65536"),
+        ("tokens --text text --vocab_size 256", "--vocab_size must be 257 or more"),
     ]:
         result = prepare(tmp_path, options)
         assert result.returncode == 2 and message in result.stderr.splitlines()[-1]
     save_tokenizer(tmp_path / "tokenizer.json", 10)  # without END
     result = prepare(tmp_path, "tokens --text text --tokenizer tokenizer.json")
-    assert result.stderr == f"--tokenizer needs the token {END} and at most 65,536 tokens\n"
+    assert result.stderr == f"--tokenizer has no token {END}: give it another --end_token\n"
     for options, message in [
         ("tokens --text text --tokenizer missing", "cannot read --tokenizer missing: "),
         ("text/tokens --text text", "cannot write text/tokens: "),
@@ -75,18 +82,54 @@ def test_bad_input(tmp_path, shell):
     (tmp_path / "tokens" / "1.uint16").unlink()
     (tmp_path / "tokens" / "tokenizer.json").write_text("{")
     shell.ranks("gpt/tokens.py").fails("cannot read --data tokens: ")
-    shard.rename(tmp_path / "tokens" / "000000.uint32")
+    shard.rename(tmp_path / "tokens" / "000000.bin")
     shell.ranks("gpt/tokens.py").fails("no tokens in --data tokens: ")
 
 
 def save_tokenizer(path, size):
-    Tokenizer(models.WordLevel({str(n): n for n in range(size)}, "0")).save(str(path))
+    tokenizer = Tokenizer(models.WordLevel({str(n): n for n in range(size)}, "0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
+    tokenizer.save(str(path))
+
+
+def test_vocabulary_of_llama_3(shell):
+    """128,256 tokens need 32 bits; a number that the tokenizer does not know gets a line."""
+    numbers = [*range(128_000, 128_256)] * 2
+    (shell.folder / "text").write_text(" ".join(map(str, numbers)))
+    save_tokenizer(shell.folder / "tokenizer.json", 128_256)
+    options = "--text text --tokenizer tokenizer.json --end_token 128255"
+    result = prepare(shell.folder, f"tokens {options}")
+    assert "513 tokens of 128,256 in 1 files" in result.stdout, result.stderr
+    (shard,) = (shell.folder / "tokens").glob("*.uint32")
+    tokens = torch.frombuffer(bytearray(shard.read_bytes()), dtype=torch.uint32).tolist()
+    assert tokens == [*numbers, 128_255]
+    options = f"1 1 --data tokens {TINY} --context 8 --val_tokens 8 --batch_size 16"
+    script = shell.folder / "tokens.py"
+    script.write_text(patched("gpt/tokens.py", SHORT_GPT))
+    shell.ranks(f"{script} {options}").succeeds()
+    assert load(shell.folder / "snapshot.pt")["shape"].endswith("vocab_size=128256")
+    save_tokenizer(shell.folder / "tokens" / "tokenizer.json", 128_200)
+    job = shell.ranks(f"{script} {options} --snapshot_path other.pt")
+    job.fails(f"{shard.relative_to(shell.folder)} has token ", "tokenizer.json only 128200")
+
+
+def test_padding_of_the_vocabulary():
+    """The rows up to a multiple of 128 give no logits, and get no gradient."""
+    model = GPT(1, 2, 16, 8, False, 300)
+    assert len(model.head.weight) == len(model.token_embedding.weight) == 384
+    tokens = torch.arange(16).view(2, 8)
+    logits = model(tokens)
+    assert logits.shape == (2, 8, 300)
+    loss = next_token_loss(logits, tokens)
+    loss.backward()
+    expected = cross_entropy(logits.view(16, 300), tokens.view(16))
+    assert torch.equal(loss, expected)
+    assert model.head.weight.grad[:300].any() and not model.head.weight.grad[300:].any()
 
 
 VAL_CHUNKS, CONTEXT, CHUNKS = 8, 8, 184
 # Each rank prints which chunk it trains at which position of the epoch.
 LOG_CHUNKS = f"""
-script.VAL_CHUNKS = {VAL_CHUNKS}
 script.GPT.generate = lambda self, *args: ""
 run_batch = script.Trainer._run_batch
 def run_and_log(self, inputs, targets):
@@ -115,6 +158,7 @@ def test_resumed_on_other_ranks(shell):
 
     def start(ranks, name, **variables):
         options = f"--data tokens --context {CONTEXT} --batch_size {12 // ranks} {TINY}"
+        options += f" --val_tokens {VAL_CHUNKS * CONTEXT}"
         return shell.ranks(f"{script} 2 1 {options} --snapshot_path {name}", ranks, **variables)
 
     undisturbed = start(1, "one.pt").succeeds()

@@ -50,18 +50,20 @@ ELASTIC_RECIPES = [
     Step("elastic_ddp.py", "recipes/regroup.py", 125),
 ]
 GPT = [
-    Step("preemptible.py", "gpt/gpt.py", 131),
-    Step("gpt/gpt.py", "gpt/pretrain.py", 96),
-    Step("gpt/pretrain.py", "gpt/fsdp.py", 95),
-    Step("gpt/fsdp.py", "gpt/hsdp.py", 15),
-    Step("gpt/fsdp.py", "gpt/async_save.py", 25),
-    Step("gpt/fsdp.py", "gpt/tensor_parallel.py", 45),
+    Step("preemptible.py", "gpt/gpt.py", 136),
+    Step("gpt/gpt.py", "gpt/pretrain.py", 116),
+    Step("gpt/pretrain.py", "gpt/fsdp.py", 97),
+    Step("gpt/fsdp.py", "gpt/hsdp.py", 19),
+    Step("gpt/fsdp.py", "gpt/accumulate.py", 24),
+    Step("gpt/fsdp.py", "gpt/async_save.py", 31),
+    Step("gpt/fsdp.py", "gpt/tensor_parallel.py", 43),
     Step("gpt/pretrain.py", "gpt/context_parallel.py", 55),
-    Step("gpt/pretrain.py", "gpt/tokens.py", 69),
+    Step("gpt/pretrain.py", "gpt/tokens.py", 84),
     Step("gpt/pretrain.py", "gpt/slow_network.py", 16),
     Step("gpt/fsdp.py", "gpt/pipeline_parallel.py", 125),
-    Step("gpt/fsdp.py", "gpt/local_sgd.py", 42),
+    Step("gpt/fsdp.py", "gpt/local_sgd.py", 46),
     Step("gpt/fsdp.py", "gpt/finetune.py", 189),  # 100 of them are the GPT, which goes
+    Step("gpt/finetune.py", "gpt/finetune_chat.py", 55),
 ]
 STAGES = [STEPS[0].base, *(step.file for step in STEPS)]
 ALL = STEPS + JOB_STEPS + RECIPES + PREEMPTIBLE_RECIPES + ELASTIC_RECIPES + GPT

@@ -44,6 +44,7 @@ EPOCHS = 3
 SILENCE_S = 30  # after which a run hangs; a right script is silent for less than 15
 CHUNKS = 12 * 16  # of the text for a GPT, to train on; its steps are no multiple of ten
 GPT_OPTIONS = "--batch_size 8 --n_layer 4 --n_head 2 --n_embd 32 --context 8 --text text"
+GPT_OPTIONS += f" {helpers.SHORT_VAL}"
 PYTHON = ("python",)
 TORCHRUN = ("torchrun --standalone --nproc_per_node=2",)
 RESTARTING = (f"{TORCHRUN[0]} --max-restarts=1",)
@@ -95,6 +96,7 @@ STAGES = {
     "recipes/tensorboard_logging": MULTINODE,
     "gpt/pretrain": FSDP._replace(checks=FSDP.checks.replace("sharded", "save")),
     "gpt/fsdp": FSDP,
+    "gpt/accumulate": FSDP._replace(options=f"{GPT_OPTIONS} --micro_batch_size 3"),
     "gpt/async_save": FSDP,
     "gpt/tensor_parallel": SPLIT._replace(options=f"{GPT_OPTIONS} --tp_size 2 --batch_size 16"),
     "gpt/pipeline_parallel": SPLIT._replace(
@@ -260,7 +262,7 @@ class Judge:
         self.task = task
         self.folder = folder
         self.shell = helpers.Shell(folder)
-        helpers.write_text(folder / "text", 1024 + CHUNKS, 8)
+        helpers.write_text(folder / "text", helpers.VAL_CHUNKS + CHUNKS, 8)
 
     def run(self, total, snapshot, more="", save_every=1, launchers=(), nodes=(), gpus=0, **probe):
         """Trains a few epochs; without launchers, only the ranks start, which is faster."""

@@ -48,8 +48,8 @@ def load(name):
 def train(script, steps, options):
     """Trains a small GPT for some steps."""
     text = Path(f"text-{os.environ['RANK']}")
-    text.write_bytes(random.Random(0).randbytes((1024 + steps * BATCH_SIZE) * CONTEXT + 1))
+    text.write_bytes(random.Random(0).randbytes((1 + steps * BATCH_SIZE) * CONTEXT + 1))
     model = f"--n_layer {BLOCKS} --n_head 4 --n_embd 16 --context {CONTEXT}"
-    arguments = f"1 {model} --text {text} --snapshot_path snapshot {options}"
+    arguments = f"1 {model} --val_tokens {CONTEXT} --text {text} --snapshot_path snapshot {options}"
     sys.argv = [script.__file__, *arguments.split()]
     script.main(script.parse_args())

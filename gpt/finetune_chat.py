@@ -1,0 +1,490 @@
+"""Finetune a chat model of Hugging Face, with the same command on each node (HOST is one):
+
+    torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=HOST:29400 \
+        gpt/finetune_chat.py 50 10 --model FOLDER --text FILE
+
+Trains for 50 epochs and saves a snapshot every 10. Started again, it resumes from the snapshot;
+to start afresh, delete the folder or name another one with --snapshot_path.
+It learns the last message of each chat, and exports the model to --export_path. Each line of the
+files after --text is a chat: {"messages": [{"role": "user", "content": "Hello!"}, ...]}
+"""
+
+import argparse
+import json
+import math
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.checkpoint import HuggingFaceStorageReader
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, DistributedSampler, Subset
+from tqdm import tqdm
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+SNAPSHOT_NAMES = f"epoch_{4 * '[0-9]'}_sample_{12 * '[0-9]'}"  # a glob pattern
+IGNORED = -100  # a target that cross_entropy leaves out
+
+
+class ChatDataset(Dataset):
+    """Chats, padded or cut to `context` tokens; the targets are those of the last message."""
+
+    def __init__(self, path, context, tokenizer):
+        self.chats = []
+        for line in path.read_text().splitlines():
+            messages = json.loads(line)["messages"]
+            chat = tokenizer.apply_chat_template(messages, return_dict=False)
+            prompt = tokenizer.apply_chat_template(
+                messages[:-1], add_generation_prompt=True, return_dict=False
+            )
+            self.chats.append((torch.tensor(chat), len(prompt)))
+        self.context = context
+
+    def __len__(self):
+        return len(self.chats)
+
+    def __getitem__(self, index):
+        tokens, prompt_length = self.chats[index]
+        targets = tokens.clone()
+        targets[:prompt_length] = IGNORED
+        padding = (0, self.context + 1 - len(tokens))  # a negative number cuts
+        return F.pad(tokens, padding)[:-1], F.pad(targets, padding, value=IGNORED)[1:]
+
+
+def next_token_loss(logits, targets):
+    """Returns the mean cross-entropy of the tokens that are not ignored, on all ranks together."""
+    num_tokens = (targets != IGNORED).sum()
+    dist.all_reduce(num_tokens)
+    loss_sum = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+    return loss_sum * dist.get_world_size() / num_tokens.clamp(min=1)  # FSDP takes the mean
+
+
+class ResumableSampler(DistributedSampler):
+    """Yields this rank's shard of the samples of an epoch, from sample `samples_run` on."""
+
+    def set_position(self, epoch, samples_run):
+        self.epoch = epoch
+        self.samples_run = samples_run
+
+    def __iter__(self):
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        order = torch.randperm(len(self.dataset), generator=generator)
+        for start in range(self.samples_run, len(order), self.num_replicas):
+            yield order[(start + self.rank) % len(order)].item()  # at the end: the first again
+
+
+def start_own_session(worker_id):
+    """Keeps signals from a data worker: torchrun sends them to the rank's whole process group."""
+    os.setsid()
+
+
+class Trainer:
+    """Trains `model`, already on `device`, for `args.total_epochs`; resumes if a snapshot exists.
+
+    A snapshot is a folder: each rank saves and loads its own shards of `model` and `optimizer`, and
+    `epochs_run`, the number of completed epochs and so the index of the next one.
+    Of that next epoch, the first `samples_run` samples are trained already, with mean loss `loss`.
+    """
+
+    def __init__(self, model, train_loader, val_loader, loss_fn, optimizer, device, args):
+        self.model = model
+        self.train_loader = train_loader
+        self.val_loader = val_loader
+        self.loss_fn = loss_fn
+        self.optimizer = optimizer
+        self.device = device
+        self.args = args
+        self.shape = f"{model.config.num_hidden_layers=}, {model.config.num_attention_heads=}"
+        self.epochs_run = 0
+        self.samples_run = 0
+        self.loss = 0.0
+        self.steps = 0
+        self.stop_requested = False
+        self.rng = torch.default_generator  # that dropout draws from
+        if device.type == "cuda":
+            self.rng = torch.cuda.default_generators[device.index]
+        self.flops_per_token = 6 * model.num_parameters()  # attention left out
+        self.tokens = 0  # so far, on this rank
+        self.start_time = time.perf_counter()
+        self._restart_clock()
+        use_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=use_bfloat16)
+        self.total_loss = torch.zeros((), device=device)  # of the epoch's samples so far
+        # .metadata is written last: only complete snapshots have it.
+        complete = Path(args.snapshot_path).glob(f"{SNAPSHOT_NAMES}/.metadata")
+        self.snapshot = max((file.parent for file in complete), default=None)
+        self._agree_on_start()
+        if self.snapshot:
+            self._load_snapshot(self.snapshot)
+        self.is_main = dist.get_rank() == 0  # this process logs
+        for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, self._request_stop)
+
+    def _request_stop(self, signum, frame):
+        self.stop_requested = True
+
+    def _any_rank_stops(self):
+        """Returns whether a signal has reached any of the ranks. All of them must call it."""
+        stop = torch.tensor(int(self.stop_requested), device=self.device)
+        dist.all_reduce(stop, dist.ReduceOp.MAX)
+        return bool(stop)
+
+    def _agree_on_start(self):
+        """Exits if the ranks start at different epochs: not all nodes have the newest snapshot."""
+        starts = [None] * dist.get_world_size()
+        dist.all_gather_object(starts, self.snapshot and self.snapshot.name)
+        if len(set(starts)) > 1:
+            sys.exit(f"ranks start at epochs {starts}: use a shared disk, or copy the snapshot")
+
+    def _learning_rate(self):
+        """Rises from a tenth of its maximum during the warm-up, then falls to a tenth."""
+        epochs = self.epochs_run + self.samples_run / len(self.train_loader.dataset)
+        progress = epochs / self.args.total_epochs  # from 0 to 1
+        warmup = 0.1
+        if self.args.warmup_steps:
+            warmup = self.args.warmup_steps / (len(self.train_loader) * self.args.total_epochs)
+        if progress < warmup:
+            return self.args.learning_rate * (0.1 + 0.9 * progress / warmup)
+        cosine = 0.55 + 0.45 * math.cos(math.pi * (progress - warmup) / (1 - warmup))
+        return self.args.learning_rate * cosine
+
+    def _run_batch(self, inputs, targets):
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._learning_rate()
+        self.optimizer.zero_grad()
+        with self.autocast:
+            loss = self.loss_fn(self.model(inputs, use_cache=False).logits, targets)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.total_loss += loss.detach() * len(inputs)
+        self.samples_run += len(inputs) * dist.get_world_size()
+        self.tokens += inputs.numel()
+
+    @torch.no_grad()
+    def _evaluate(self):
+        """Logs the mean loss on the validation set, sharded over the ranks, and the speed."""
+        throughput = self._throughput(self.tokens - self.tokens_before, self.time_before)
+        self.model.eval()
+        total_loss = torch.zeros((), device=self.device)
+        for inputs, targets in self.val_loader:
+            with self.autocast:
+                logits = self.model(inputs.to(self.device), use_cache=False).logits
+                loss = self.loss_fn(logits, targets.to(self.device))
+            total_loss += loss * len(inputs)
+        dist.all_reduce(total_loss)
+        val_loss = total_loss.item() / (len(self.val_loader.sampler) * dist.get_world_size())
+        self.model.train()
+        self._log(f"val loss {val_loss:.4g}, {throughput}")
+        self._restart_clock()
+
+    def _restart_clock(self):
+        """Leaves what came before, such as an evaluation, out of the next speed that is logged."""
+        self.tokens_before = self.tokens
+        self.time_before = time.perf_counter()
+
+    def _throughput(self, tokens, start_time):
+        """Formats tokens per second since `start_time`, and the MFU if a device's peak is given."""
+        tokens_per_second = tokens / (time.perf_counter() - start_time)  # of a rank
+        throughput = f"{tokens_per_second * dist.get_world_size():,.0f} tokens/s"
+        if self.args.peak_tflops:
+            flops_per_second = tokens_per_second * self.flops_per_token
+            throughput += f", MFU {flops_per_second / (self.args.peak_tflops * 1e12):.1%}"
+        return throughput
+
+    def _run_epoch(self, epoch):
+        """Trains the rest of an epoch and sets `self.loss` to its mean loss per sample."""
+        # Seeding by epoch gives a resumed run the same sample order and dropout as an unbroken one.
+        self.train_loader.sampler.set_position(epoch, self.samples_run)
+        torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
+        for inputs, targets in self.train_loader:
+            position = epoch * len(self.train_loader.dataset) + self.samples_run
+            self.rng.manual_seed(self.args.seed + position + dist.get_rank())
+            inputs = inputs.to(self.device, non_blocking=True)
+            targets = targets.to(self.device, non_blocking=True)
+            self._run_batch(inputs, targets)
+            self.steps += 1
+            stop = self.steps % 10 == 0 and self._any_rank_stops()  # too slow for every step
+            save = self.steps % self.args.save_every_steps == 0
+            if self.steps % self.args.eval_every_steps == 0 and not stop:
+                self._evaluate()
+            if stop or (save and self.samples_run < len(self.train_loader.dataset)):
+                self.loss = self._mean_loss()
+                self._save_snapshot()
+            if stop:
+                dist.barrier()  # no rank ends before rank 0 has saved
+                dist.destroy_process_group()
+                sys.exit("stopped by a signal")
+        self.loss = self._mean_loss()
+
+    def _mean_loss(self):
+        """Returns the mean loss per sample of the epoch so far."""
+        total_loss = self.total_loss.clone()
+        dist.all_reduce(total_loss)  # the sum over all ranks
+        return total_loss.item() / self.samples_run
+
+    def _state_dict(self):
+        """Returns what a snapshot holds: the position, and the shards in use, not copies."""
+        options = StateDictOptions(flatten_optimizer_state_dict=True)  # by the weights' names
+        model_state, optimizer_state = get_state_dict(self.model, self.optimizer, options=options)
+        return {
+            "model": model_state,
+            "optimizer": optimizer_state,
+            "shape": self.shape,
+            "epochs_run": self.epochs_run,
+            "samples_run": self.samples_run,
+            "loss": self.loss,
+        }
+
+    def _save_snapshot(self):
+        if not math.isfinite(self.loss):
+            sys.exit(f"the loss is {self.loss}, so nothing is saved: lower the learning rate?")
+        if self.is_main:
+            for folder in Path(self.args.snapshot_path).glob(SNAPSHOT_NAMES):
+                if folder != self.snapshot:  # an older one, or one that a kill has cut short
+                    shutil.rmtree(folder)
+        name = f"epoch_{self.epochs_run:04}_sample_{self.samples_run:012}"
+        path = Path(self.args.snapshot_path, name)
+        try:
+            dcp.save(self._state_dict(), checkpoint_id=path)
+        except dcp.CheckpointException as error:
+            sys.exit(f"cannot save {path}: disk full, or file used by another run? {error!r:.150}")
+        self.snapshot = path
+        position = f"epoch {self.epochs_run} + {self.samples_run} samples"
+        self._log(f"{position} | loss {self.loss:.4g} | saved {path}")
+        self._restart_clock()
+
+    def _load_snapshot(self, path):
+        try:
+            snapshot = {"shape": ""}
+            dcp.load(snapshot, checkpoint_id=path)
+            if snapshot["shape"] != self.shape:
+                raise ValueError(f"saved by a model of {snapshot['shape']}, not {self.shape}")
+            snapshot = self._state_dict()
+            dcp.load(snapshot, checkpoint_id=path)  # into the shards in use
+            self.epochs_run = snapshot["epochs_run"]
+            self.samples_run = snapshot["samples_run"]
+            self.loss = snapshot["loss"]
+            self.total_loss.fill_(self.loss * self.samples_run / dist.get_world_size())
+        except (Exception, dcp.CheckpointException) as error:
+            sys.exit(f"cannot load {path}: move it or set another --snapshot_path\n{error!r}")
+
+    def _log(self, message):
+        if not self.is_main:
+            return
+        tqdm.write(f"{message}\n", end="")  # one write: processes may share a log
+
+    def train(self):
+        total = self.args.total_epochs
+        steps = len(self.train_loader)
+        where = f"{self.device} of {socket.gethostname()}"
+        self._log(f"{self.epochs_run} of {total} epochs done, {steps} steps per epoch, on {where}")
+        if self.epochs_run >= total:
+            self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
+        epochs = range(self.epochs_run, total)
+        # With disable=None, tqdm shows the bar on a terminal only.
+        progress = tqdm(epochs, unit="epoch", disable=None if self.is_main else True)
+        for epoch in progress:
+            self._run_epoch(epoch)
+            progress.set_postfix(loss=f"{self.loss:.4g}")
+            self.epochs_run = epoch + 1
+            self.samples_run = 0
+            self.total_loss.zero_()
+            save = self.steps % self.args.save_every_steps == 0  # due in the epoch's last step
+            if save or self.epochs_run % self.args.save_every == 0 or self.epochs_run == total:
+                if self.epochs_run == total and self.steps % self.args.eval_every_steps != 0:
+                    self._evaluate()
+                self._save_snapshot()
+        throughput = self._throughput(self.tokens, self.start_time)
+        self._log(f"{throughput} in all, with evaluations and snapshots")
+
+
+def parse_args():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("total_epochs", nargs="?", type=int, default=50)
+    parser.add_argument("save_every", nargs="?", type=int, default=10, help="epochs per snapshot")
+    parser.add_argument("--save_every_steps", type=int, default=100, help="steps per snapshot")
+    parser.add_argument("--eval_every_steps", type=int, default=1000, help="steps per evaluation")
+    parser.add_argument("--val_tokens", type=int, default=65536, help="the end, never trained on")
+    parser.add_argument("--batch_size", type=int, default=32, help="per device")
+    stdlib_files = sorted(Path(os.__file__).parent.glob("*.py"))
+    parser.add_argument("--text", nargs="+", type=Path, default=stdlib_files, metavar="FILE")
+    parser.add_argument("--model", type=Path, default="model", help="a folder with safetensors")
+    parser.add_argument("--export_path", default="finetuned", help="a folder, written at the end")
+    parser.add_argument("--frozen_layers", type=int, default=0, help="the first ones, not trained")
+    parser.add_argument("--context", type=int, default=64, help="in tokens")
+    parser.add_argument("--learning_rate", type=float, default=1e-5)
+    parser.add_argument("--warmup_steps", type=int, help="default: a tenth of the training")
+    parser.add_argument("--recompute", action="store_true", help="activations: saves memory")
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--peak_tflops", type=float, help="of a device, to log the MFU")
+    parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
+    parser.add_argument("--snapshot_path", default="snapshot", help="a folder")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    if "LOCAL_RANK" not in os.environ:
+        parser.error("start this script with torchrun, as its first lines show")
+    if min(args.total_epochs, args.save_every, args.batch_size) < 1 or args.num_workers < 0:
+        parser.error("epochs and batch size must be 1 or more, --num_workers 0 or more")
+    if args.save_every_steps < 1:
+        parser.error("--save_every_steps must be 1 or more")
+    if args.context < 1:
+        parser.error("--context must be 1 or more")
+    if args.frozen_layers < 0:
+        parser.error("--frozen_layers must be 0 or more")
+    if not 0 < args.learning_rate < math.inf:
+        parser.error("--learning_rate must be more than 0")
+    if args.eval_every_steps < 1 or args.val_tokens < args.context:
+        parser.error("--eval_every_steps must be 1 or more, --val_tokens at least --context")
+    if args.warmup_steps is not None and args.warmup_steps < 1:
+        parser.error("--warmup_steps must be 1 or more")
+    if args.peak_tflops is not None and not 0 < args.peak_tflops < math.inf:
+        parser.error("--peak_tflops must be more than 0")
+    for path in args.text:
+        if not path.is_file() or not os.access(path, os.R_OK):
+            parser.error(f"cannot read --text {path}")
+    if not args.snapshot_path or not os.access(os.path.dirname(args.snapshot_path) or ".", os.W_OK):
+        parser.error(f"cannot write {args.snapshot_path}: create its folder, or set another path")
+    if not (args.model / "config.json").is_file() or not list(args.model.glob("*.safetensors")):
+        parser.error(f"no config.json or no *.safetensors in --model {args.model}")
+    if not args.export_path or not os.access(os.path.dirname(args.export_path) or ".", os.W_OK):
+        parser.error(f"cannot write {args.export_path}: create its folder, or set another path")
+    if Path(args.export_path).resolve() == args.model.resolve():
+        parser.error("--export_path must not be --model")
+    return args
+
+
+def configure_optimizer(model, learning_rate):
+    """AdamW, with weight decay for matrices but not for biases and norms."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    matrices = [p for p in trained if p.dim() >= 2]
+    vectors = [p for p in trained if p.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, learning_rate, betas=(0.9, 0.95), fused=matrices[0].is_cuda)
+
+
+def weights_in_files(model):
+    """Returns the state_dict, as shards; a head that is the embedding's matrix is saved once."""
+    weights = model.state_dict()
+    if model.config.tie_word_embeddings:
+        del weights["lm_head.weight"]
+    return weights
+
+
+def load_pretrained(model, path):
+    """Reads each rank's shards from the safetensors files in a folder."""
+    weights = weights_in_files(model)
+    reader = HuggingFaceStorageReader(path)
+    try:
+        unknown = set(reader.read_metadata().state_dict_metadata) - set(model.state_dict())
+        unknown = [name for name in unknown if not name.endswith("rotary_emb.inv_freq")]
+        if unknown:
+            raise ValueError(f"the config knows nothing of {sorted(unknown)[:3]}")
+        dcp.load(weights, storage_reader=reader)
+    except (Exception, dcp.CheckpointException) as error:
+        sys.exit(f"cannot load the weights of {path}: another model's?\n{error!r}")
+
+
+def export(model, tokenizer, args):
+    """Writes a folder that `from_pretrained` can load, with weights in the type of `args.model`."""
+    dtype = AutoConfig.from_pretrained(args.model).dtype or torch.float32
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)  # on rank 0
+    weights = dcp.state_dict.get_model_state_dict(model.to(dtype), options=options)
+    if dist.get_rank() == 0:
+        model.save_pretrained(args.export_path, state_dict=weights, max_shard_size="5GB")
+        tokenizer.save_pretrained(args.export_path)
+        generation_config = args.model / "generation_config.json"  # has the tokens that end a text
+        if generation_config.is_file():
+            shutil.copy(generation_config, args.export_path)
+        print(f"exported to {args.export_path}")
+
+
+@record  # torchrun then shows the traceback of the rank that failed first
+def main(args):
+    local_rank = int(os.environ["LOCAL_RANK"])
+    rank = f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}"
+    print(f"{rank} starts on {socket.gethostname()} ({torch.cuda.device_count()} GPUs)\n", end="")
+    if torch.cuda.is_available():
+        if local_rank >= torch.cuda.device_count():
+            sys.exit(f"{socket.gethostname()} has too few GPUs: lower --nproc_per_node")
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    torch.manual_seed(args.seed)
+    try:
+        config = AutoConfig.from_pretrained(args.model)
+        tokenizer = AutoTokenizer.from_pretrained(args.model)
+        with torch.device("meta"):  # shapes, but no memory
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        rotary_class = type(model.model.rotary_emb)
+    except Exception as error:
+        sys.exit(f"cannot use {args.model}: broken, or not the layout of Llama\n{error!r:.300}")
+    if len(tokenizer) > config.vocab_size:
+        sys.exit(f"the tokenizer has {len(tokenizer)} tokens, the model {config.vocab_size}")
+    try:
+        text = ConcatDataset([ChatDataset(path, args.context, tokenizer) for path in args.text])
+    except Exception as error:
+        sys.exit(f"--text needs a chat in each line, and --model a template: {error!r:.300}")
+    val_chunks = args.val_tokens // args.context
+    if len(text) <= val_chunks:
+        sys.exit(f"--text has {len(text)} chunks: {val_chunks} are for validation, add text")
+    dataset = Subset(text, range(len(text) - val_chunks))
+    model.model.layers[: args.frozen_layers].requires_grad_(False)
+    if args.recompute:
+        model.activation_checkpointing_enable()
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("dp",))
+    mp_policy = MixedPrecisionPolicy()  # gathers and reduces in the parameters' own type
+    if torch.cuda.is_bf16_supported(including_emulation=False):
+        mp_policy = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)
+    for block in model.model.layers:
+        fully_shard(block, mesh=mesh["dp"], mp_policy=mp_policy)
+    fully_shard(model, mesh=mesh["dp"], mp_policy=mp_policy)
+    model.to_empty(device=device)  # memory for this rank's shards
+    model.model.rotary_emb = rotary_class(config).to(device)  # computed, and so in no file
+    computed = set(dict(model.named_buffers())) - set(model.state_dict())
+    others = [name for name in computed if not name.startswith("model.rotary_emb.")]
+    if others:
+        sys.exit(f"{args.model} has {others}, which are in no file: not the layout of Llama")
+    load_pretrained(model, args.model)
+    if args.compile:
+        torch.set_float32_matmul_precision("high")  # TF32 for products of float32 matrices
+        for block in model.model.layers:  # equal blocks share one compilation
+            block.compile()
+    optimizer = configure_optimizer(model, args.learning_rate)
+    loss_fn = next_token_loss
+    sampler = ResumableSampler(dataset, seed=args.seed)
+    train_loader = DataLoader(
+        dataset,
+        args.batch_size,
+        sampler=sampler,
+        num_workers=args.num_workers,
+        persistent_workers=args.num_workers > 0,
+        worker_init_fn=start_own_session,
+        pin_memory=device.type == "cuda",
+    )
+    val_set = Subset(text, range(len(dataset), len(text)))
+    val_sampler = DistributedSampler(val_set, shuffle=False)
+    val_loader = DataLoader(val_set, args.batch_size, sampler=val_sampler)
+    Trainer(model, train_loader, val_loader, loss_fn, optimizer, device, args).train()
+    export(model, tokenizer, args)
+    time.sleep(0.1)  # or gloo may abort at exit (pytorch#190489)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(parse_args())
