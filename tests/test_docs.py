@@ -382,6 +382,17 @@ def use_header(page, address, word):
     page.wait_for_url("**/glossary.html*")
 
 
+def test_lines_of_the_page_on_stacks():
+    """docs/debugging.md names the lines of multinode.py with a barrier before it saves."""
+    text = (ROOT / "multinode.py").read_text()
+    lines = text.replace("        snapshot = {", "        dist.barrier()\n        snapshot = {")
+    page = (ROOT / "docs" / "debugging.md").read_text()
+    numbers = [
+        lines.split("\n").index(" " * 8 + s) + 1 for s in ("dist.barrier()", "loss.backward()")
+    ]
+    assert re.findall(r"\(barrier\.py:(\d+)\)", page) == list(map(str, numbers))
+
+
 def arguments_of(function):
     """Returns the lines that the tests pass into a function of helpers.py."""
     return {
