@@ -68,9 +68,9 @@ def memory(model, samples, number_bytes, shards=1, recompute=False, tp=1):
     """
     weights = FLOAT32 * model.params / shards
     if shards == 1:
-        at_end = FLOAT32 * model.params  # DDP's buckets, a second copy of the gradients
-        casts = number_bytes * model.params if number_bytes < FLOAT32 else 0  # those of autocast
-        at_start = during = at_end + casts
+        copies = number_bytes * model.params if number_bytes < FLOAT32 else 0  # those of autocast
+        at_start = during = copies + weights  # the gradients, in DDP's buckets, which stay
+        at_end = 0
         block_input_bytes = FLOAT32
     else:
         root, block = model.root_params / tp, model.block_params / tp
@@ -78,7 +78,7 @@ def memory(model, samples, number_bytes, shards=1, recompute=False, tp=1):
         # Of blocks, the weights of two, the gradients of one, and those that are being summed; of
         # the root, the gradient of the head, and at the end the gradients that are being summed.
         in_use = block * (3 * number_bytes + FLOAT32) + root / 2 * number_bytes
-        during = at_end = at_start + max(in_use, root * FLOAT32)
+        copies = during = at_end = at_start + max(in_use, root * FLOAT32)
         block_input_bytes = number_bytes
     kept, backward = activations(model, samples, number_bytes, block_input_bytes, recompute, tp)
     logits = samples * model.context * model.vocab_size * LOGITS * FLOAT32
@@ -86,7 +86,7 @@ def memory(model, samples, number_bytes, shards=1, recompute=False, tp=1):
         "weights": weights,
         "optimizer": 2 * weights,
         "gradients": weights,
-        "copies": max(at_start, during),
+        "copies": copies,
         "activations": kept + backward,
         "logits": logits,
         "peak": 3 * weights

@@ -1,7 +1,7 @@
 """Compares the formula of bench/memory.py with the peaks of processes on the CPU: memory_peaks.py
 
-Each rank trains two steps of a tiny model first, so that what every process needs is there, and
-then two of the model that is measured. The system tells how far its memory has grown at the peak.
+Each rank trains three steps of a tiny model first, so that what every process needs is there, and
+then three of the model that is measured. The system tells how far its memory has grown at the peak.
 Linux only, since it reads /proc; in float32, as all files of gpt/ train on a CPU.
 """
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 VOCAB_SIZE = 4096  # in the place of 256, so that the logits count
 CONTEXT = 256
 VAL_CHUNKS = 4
-STEPS = 2  # AdamW's averages exist from the end of the first on
+STEPS = 3  # AdamW's averages exist from the end of the first on, DDP's final buckets of the second
 # Script, ranks, options, and the shape: n_layer, n_embd, and samples of a rank or a group.
 RUNS = [
     ("pretrain", 2, "", (8, 384, 1)),

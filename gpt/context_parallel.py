@@ -204,7 +204,7 @@ class Trainer:
         if os.path.exists(args.snapshot_path):
             self._load_snapshot(args.snapshot_path)
         self._agree_on_start()
-        self.model = nn.parallel.DistributedDataParallel(model)
+        self.model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
         self.is_main = dist.get_rank() == 0  # this process logs and saves
         for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, self._request_stop)

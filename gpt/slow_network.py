@@ -178,7 +178,9 @@ class Trainer:
         if os.path.exists(args.snapshot_path):
             self._load_snapshot(args.snapshot_path)
         self._agree_on_start()
-        self.model = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=args.bucket_cap_mb)
+        self.model = nn.parallel.DistributedDataParallel(
+            model, gradient_as_bucket_view=True, bucket_cap_mb=args.bucket_cap_mb
+        )
         if args.compress:
             self.model.register_comm_hook(None, fp16_compress_hook)
         self.is_main = dist.get_rank() == 0  # this process logs and saves

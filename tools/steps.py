@@ -51,7 +51,7 @@ ELASTIC_RECIPES = [
 ]
 GPT = [
     Step("preemptible.py", "gpt/gpt.py", 136),
-    Step("gpt/gpt.py", "gpt/pretrain.py", 116),
+    Step("gpt/gpt.py", "gpt/pretrain.py", 118),
     Step("gpt/pretrain.py", "gpt/fsdp.py", 97),
     Step("gpt/fsdp.py", "gpt/hsdp.py", 19),
     Step("gpt/fsdp.py", "gpt/accumulate.py", 24),
@@ -59,7 +59,7 @@ GPT = [
     Step("gpt/fsdp.py", "gpt/tensor_parallel.py", 43),
     Step("gpt/pretrain.py", "gpt/context_parallel.py", 55),
     Step("gpt/pretrain.py", "gpt/tokens.py", 84),
-    Step("gpt/pretrain.py", "gpt/slow_network.py", 16),
+    Step("gpt/pretrain.py", "gpt/slow_network.py", 17),
     Step("gpt/fsdp.py", "gpt/pipeline_parallel.py", 125),
     Step("gpt/fsdp.py", "gpt/local_sgd.py", 46),
     Step("gpt/fsdp.py", "gpt/finetune.py", 189),  # 100 of them are the GPT, which goes
