@@ -86,10 +86,9 @@ def test_killed_worker_is_restarted(shell):
         "torchrun --standalone --nproc_per_node=2 --max-restarts=3 multigpu_torchrun.py 20 5"
     )
     job.wait_for("epoch 5 |")
-    # The last of the job's own, as there may be others on this machine.
-    pgrep = ["pgrep", "-f", "multigpu_torchrun.py"]
-    own = job.processes()
-    number = [p for p in subprocess.check_output(pgrep, text=True).split() if int(p) in own][-1]
+    # Of the job's own, as there may be others on this machine.
+    pgrep = ["pgrep", "-n", "-f", "multigpu_torchrun.py", "-P", str(job.torchrun())]
+    number = subprocess.check_output(pgrep, text=True).strip()
     assert int(number) in job.workers().values()
     subprocess.run(["kill", "-9", number], check=True)
     assert job.wait() == 0, job.output
