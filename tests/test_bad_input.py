@@ -30,7 +30,7 @@ from test_gpt import TINY
 import singlegpu
 from tools import steps
 
-RECIPES = [step.file for step in steps.RECIPES + steps.GPT]
+RECIPES = [step.file for step in steps.RECIPES + steps.BY_HAND + steps.GPT]
 TP_SIZE = "--tp_size must be 1 or more, and divide both --n_head and --context"
 LIMITS = "epochs and batch size must be 1 or more, --num_workers 0 or more"
 

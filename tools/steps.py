@@ -49,6 +49,9 @@ ELASTIC_RECIPES = [
     Step("elastic_ddp.py", "recipes/own_disks.py", 18),
     Step("elastic_ddp.py", "recipes/regroup.py", 125),
 ]
+BY_HAND = [
+    Step("multigpu_torchrun.py", "by_hand/ddp.py", 45),
+]
 GPT = [
     Step("preemptible.py", "gpt/gpt.py", 136),
     Step("gpt/gpt.py", "gpt/pretrain.py", 118),
@@ -66,7 +69,7 @@ GPT = [
     Step("gpt/finetune.py", "gpt/finetune_chat.py", 55),
 ]
 STAGES = [STEPS[0].base, *(step.file for step in STEPS)]
-ALL = STEPS + JOB_STEPS + RECIPES + PREEMPTIBLE_RECIPES + ELASTIC_RECIPES + GPT
+ALL = STEPS + JOB_STEPS + RECIPES + PREEMPTIBLE_RECIPES + ELASTIC_RECIPES + BY_HAND + GPT
 
 
 def changed_lines(old, new):
