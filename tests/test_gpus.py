@@ -31,6 +31,7 @@ PRETENDED += [pytest.param(name, marks=pytest.mark.long) for name in FINETUNE]  
 OPTIONS = {
     **GPT_OPTIONS,
     "gpt/pipeline_parallel.py": "--pp_size 2 --micro_batches 2 --n_layer 2",
+    "gpt/three_d.py": "--tp_size 2 --micro_batches 2",
     "gpt/tokens.py": "--data {folder}/tokens",
     **dict.fromkeys(FINETUNE, "--model {folder}/model --export_path {folder}/exported"),
 }
