@@ -27,8 +27,8 @@ NAMES = ["singlegpu.py", *(step.file for step in ALL if step.file.endswith(".py"
 NAMES.remove("recipes/regroup.py")  # its page: for gloo
 TOKENS = ["gpt/tokens.py", "gpt/llama.py"]
 FINETUNE = ["gpt/finetune.py", "gpt/finetune_chat.py"]
-PRETENDED = [name for name in NAMES if name not in ("recipes/images.py", *FINETUNE)]
-PRETENDED += [pytest.param(name, marks=pytest.mark.long) for name in FINETUNE]  # they load slowly
+OTHERS = [name for name in NAMES if name not in (*SCRIPTS, "gpt/fsdp.py", "recipes/images.py")]
+PRETENDED = [*SCRIPTS, "gpt/fsdp.py", *(pytest.param(n, marks=pytest.mark.long) for n in OTHERS)]
 OPTIONS = {
     **GPT_OPTIONS,
     "gpt/pipeline_parallel.py": "--pp_size 2 --micro_batches 2 --n_layer 2",
