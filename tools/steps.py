@@ -62,7 +62,7 @@ GPT = [
     Step("gpt/fsdp.py", "gpt/tensor_parallel.py", 43),
     Step("gpt/fsdp.py", "gpt/context_parallel.py", 68),
     Step("gpt/pretrain.py", "gpt/tokens.py", 84),
-    Step("gpt/tokens.py", "gpt/llama.py", 105),
+    Step("gpt/tokens.py", "gpt/llama.py", 106),
     Step("gpt/pretrain.py", "gpt/slow_network.py", 17),
     Step("gpt/fsdp.py", "gpt/pipeline_parallel.py", 125),
     Step("gpt/pipeline_parallel.py", "gpt/three_d.py", 45),
