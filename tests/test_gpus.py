@@ -32,6 +32,7 @@ PRETENDED = [*SCRIPTS, "gpt/fsdp.py", *(pytest.param(n, marks=pytest.mark.long) 
 OPTIONS = {
     **GPT_OPTIONS,
     "gpt/pipeline_parallel.py": "--pp_size 2 --micro_batches 2 --n_layer 2",
+    "gpt/three_d.py": "--tp_size 2 --micro_batches 2",
     **dict.fromkeys(TOKENS, "--data {folder}/tokens"),
     **dict.fromkeys(FINETUNE, "--model {folder}/model --export_path {folder}/exported"),
 }
