@@ -77,11 +77,18 @@ LAYOUTS = {  # ranks and options
         (4, "--pp_size 2 --micro_batches 3"),
     ],
     "context_parallel.py": [(4, "")],
+    "moe.py": [(2, "--recompute --eval_every_steps 3"), (4, "")],
+    "expert_parallel.py": [(2, ""), (4, "--recompute --eval_every_steps 3")],
 }
 
 
+def reference(name):
+    """Returns the file whose weights on one rank those of `name` must equal."""
+    return "moe.py" if name in ("moe.py", "expert_parallel.py") else "pretrain.py"
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_split_is_pretrain(shell, name):
+def test_split_is_one_rank(shell, name):
     """The weights after 20 steps, and the loss, of one rank and of several.
 
     In float64 with AdamW and clipping; and in float32 with neither, as both would hide it if the
@@ -95,18 +102,18 @@ def test_split_is_pretrain(shell, name):
 
 
 def assert_equal_weights(shell, name, layouts, setup, options, tolerance):
-    output = start(shell, "pretrain.py", "one.pt", setup=setup, options=options).succeeds()
+    output = start(shell, reference(name), "one.pt", setup=setup, options=options).succeeds()
     if setup == FLOAT64:
         assert 0 < output.count("\nclipped") < STEPS
     for ranks, option in layouts:
         start(shell, name, "several", ranks, setup, f"{options} {option}").succeeds()
         diff = weights_diff(shell, "several", "one.pt")
-        print(name, ranks, option, "differs from pretrain.py by", diff)
+        print(name, ranks, option, "differs from one rank by", diff)
         assert diff < tolerance
         losses = [load_gpt(shell.folder / path)["loss"] for path in ("several", "one.pt")]
         assert losses[0] == pytest.approx(losses[1], rel=tolerance)
         subprocess.run(["rm", "-r", "several"], cwd=shell.folder)
-    (shell.folder / "one.pt").unlink()
+    subprocess.run(["rm", "-r", "one.pt"], cwd=shell.folder)
 
 
 @pytest.mark.parametrize(
@@ -130,14 +137,21 @@ def assert_equal_weights(shell, name, layouts, setup, options, tolerance):
             ("context_parallel.py", 4, ""),
             ("context_parallel.py", 2, ""),
         ],
+        [
+            ("expert_parallel.py", 2, ""),
+            ("moe.py", 3, "--recompute"),
+            ("expert_parallel.py", 4, ""),
+            ("moe.py", 2, ""),
+        ],
     ],
-    ids=["sharded", "pipeline", "context"],
+    ids=["sharded", "pipeline", "context", "experts"],
 )
 def test_stopped_and_resumed_on_other_ranks(shell, runs):
     """Three are stopped by a signal in mid-epoch; the last trains the end."""
     layers = " --n_layer 4" if runs[0][0] == "pipeline_parallel.py" else ""
     steps = 2 * STEPS
-    start(shell, "pretrain.py", "one.pt", setup=FLOAT64, options=layers, steps=steps).succeeds()
+    one_rank = reference(runs[0][0])
+    start(shell, one_rank, "one.pt", setup=FLOAT64, options=layers, steps=steps).succeeds()
     stops = [(3, 10), (18, 20), (21, 30)]  # step of the signal, and of the stop
     for (name, ranks, options), (signal_step, stop_step) in zip(runs, stops, strict=False):
         where = {"SIGNAL": "15", "SIGNAL_AT": f"0 {signal_step * BATCH_SIZE}"}
@@ -307,6 +321,7 @@ def test_snapshot_of_another_layout(shell):
         ),
         ("pipeline_parallel.py", "--pp_size 3", "--pp_size 3 does not divide the 2 ranks"),
         ("context_parallel.py", "--n_head 1", "--n_head and --context must be multiples of 2"),
+        ("expert_parallel.py", "--n_experts 3", "--n_experts must be a multiple of 2, the ranks"),
     ],
 )
 def test_ranks_that_do_not_divide(shell, name, options, message):

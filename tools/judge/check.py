@@ -102,6 +102,8 @@ STAGES = {
     "gpt/pipeline_parallel": SPLIT._replace(
         options=f"{GPT_OPTIONS} --pp_size 2 --micro_batches 4 --batch_size 16"
     ),
+    "gpt/moe": FSDP._replace(reference="gpt/moe.py"),
+    "gpt/expert_parallel": SPLIT._replace(reference="gpt/moe.py"),
     "gpt/context_parallel": SPLIT._replace(options=f"{GPT_OPTIONS} --batch_size 16"),
 }
 
