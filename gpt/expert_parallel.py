@@ -74,7 +74,8 @@ class MixtureOfExperts(nn.Module):
         selected = (scores + self.bias).topk(self.top_k).indices  # (tokens, top_k)
         self.load = selected.flatten().bincount(minlength=len(self.bias))  # tokens of each expert
         inputs = tokens.repeat_interleave(self.top_k, 0)  # one for each expert selected
-        outputs = self._send_to_experts(inputs, selected.flatten()).unflatten(0, selected.shape)
+        outputs = self._send_to_experts(inputs, selected.flatten())
+        outputs = outputs.unflatten(0, selected.shape)  # (tokens, top_k, n_embd)
         weights = scores.gather(1, selected)
         return (outputs * weights[:, :, None]).sum(1).view_as(x)
 
@@ -170,21 +171,6 @@ class GPT(nn.Module):
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False) if self.recompute else block(x)
         return self.head(self.norm(x))
-
-    def average_expert_gradients(self):
-        """Divides the sums over all ranks' samples, as FSDP has done with the other gradients."""
-        for block in self.blocks:
-            block.moe.up.grad.div_(dist.get_world_size())
-            block.moe.down.grad.div_(dist.get_world_size())
-
-    @torch.no_grad()
-    def balance_experts(self):
-        """Raises the bias of experts that took few tokens of the last step, lowers the others'."""
-        loads = torch.stack([block.moe.load for block in self.blocks])  # (n_layer, n_experts)
-        dist.all_reduce(loads)
-        for block, load in zip(self.blocks, loads, strict=True):
-            direction = (load.float().mean() - load).sign()
-            block.moe.bias.add_(direction, alpha=1e-3)  # as in DeepSeek-V3
 
     @torch.no_grad()
     def generate(self, prompt, max_new_tokens):
@@ -319,13 +305,28 @@ class Trainer:
         with self.autocast:
             loss = self.loss_fn(self.model(inputs), targets)
         loss.backward()
-        self.model.average_expert_gradients()
+        self._average_expert_gradients()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
-        self.model.balance_experts()
+        self._balance_experts()
         self.total_loss += loss.detach() * len(inputs)
         self.samples_run += len(inputs) * dist.get_world_size()
         self.tokens += inputs.numel()
+
+    def _average_expert_gradients(self):
+        """Divides the sums over all ranks' samples, as FSDP has done with the other gradients."""
+        for block in self.model.blocks:
+            block.moe.up.grad.div_(dist.get_world_size())
+            block.moe.down.grad.div_(dist.get_world_size())
+
+    @torch.no_grad()
+    def _balance_experts(self):
+        """Raises the bias of experts that took few tokens of the last step, lowers the others'."""
+        loads = torch.stack([block.moe.load for block in self.model.blocks])  # (n_layer, n_experts)
+        dist.all_reduce(loads)
+        for block, load in zip(self.model.blocks, loads, strict=True):
+            direction = (load.float().mean() - load).sign()
+            block.moe.bias.add_(direction, alpha=1e-3)  # as in DeepSeek-V3
 
     @torch.no_grad()
     def _evaluate(self):

@@ -32,6 +32,7 @@ from tools import steps
 
 RECIPES = [step.file for step in steps.RECIPES + steps.GPT]
 TP_SIZE = "--tp_size must be 1 or more, and divide both --n_head and --context"
+N_KV_HEAD = "--n_kv_head must divide --n_head, and --n_embd / --n_head be even"
 LIMITS = "epochs and batch size must be 1 or more, --num_workers 0 or more"
 
 
@@ -75,6 +76,8 @@ def test_batch_size(script, monkeypatch, capsys):
     [
         ("gpt/gpt.py", "--text missing.txt", "cannot read --text missing.txt"),
         ("gpt/gpt.py", "--n_head 3", "and --n_head divide --n_embd"),
+        ("gpt/llama.py", "--n_kv_head 3", N_KV_HEAD),
+        ("gpt/llama.py", "--n_head 2 --n_embd 6", N_KV_HEAD),
         ("gpt/pretrain.py", "--val_tokens 63", "--val_tokens at least --context"),
         ("gpt/tensor_parallel.py", "--tp_size 0", TP_SIZE),
         ("gpt/tensor_parallel.py", "--tp_size 4", TP_SIZE),

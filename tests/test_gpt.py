@@ -30,7 +30,7 @@ from torch.nn import functional
 
 from tools.steps import GPT
 
-OTHER_DATA = ("gpt/finetune.py", "gpt/finetune_chat.py", "gpt/tokens.py")
+OTHER_DATA = ("gpt/finetune.py", "gpt/finetune_chat.py", "gpt/tokens.py", "gpt/llama.py")
 NAMES = [step.file for step in GPT if step.file not in OTHER_DATA]
 # The others have other gradients, but the same way to stop and resume; see test_gpt_sharded.py.
 WITH_SNAPSHOTS_OF_THEIR_OWN = ["gpt/gpt.py", "gpt/pretrain.py", "gpt/fsdp.py", "gpt/local_sgd.py"]

@@ -1,5 +1,6 @@
 """The files of gpt/ that shard: the same weights as pretrain.py's on one rank, in less memory."""
 
+import difflib
 import re
 import shutil
 import signal
@@ -181,6 +182,28 @@ script.Trainer._evaluate = lambda self: None
     options += " --pp_size 4 --micro_batches 6"
     start(shell, "pipeline_parallel.py", "several", 4, setup, options).succeeds()
     assert weights_diff(shell, "several", "one.pt") < 1e-12
+
+
+def test_loss_parallelism(shell):
+    """With the lines of the page in place of those that are most like them."""
+    lines = (ROOT / "gpt" / "tensor_parallel.py").read_text().splitlines()
+    page = (ROOT / "docs" / "gpt" / "tensor_parallel.md").read_text()
+    (shown,) = re.findall(r"^```python\n(.*?)\n```", page, re.DOTALL | re.MULTILINE)
+    for change in re.split(r"\n?# in .*\n", shown)[1:]:
+        (old,) = difflib.get_close_matches(change.splitlines()[-1], lines, 1)
+        lines[lines.index(old)] = change
+    (shell.folder / "changed").write_text("\n".join(lines))
+    changed = "exec(open('changed').read(), script.__dict__)" + SHORT_GPT
+    for ranks, setup, rate, tolerance in ((4, FLOAT64, 0.02, 1e-12), (2, PLAIN_SGD, 0.3, 5e-5)):
+        options = f"--learning_rate {rate}"
+        start(shell, "pretrain.py", "one.pt", 1, setup, options).succeeds()
+        options += " --tp_size 2"
+        start(shell, "tensor_parallel.py", "several", ranks, changed + setup, options).succeeds()
+        diff = weights_diff(shell, "several", "one.pt")
+        print("loss parallelism differs from pretrain.py by", diff)
+        assert diff < tolerance
+        shutil.rmtree(shell.folder / "several")
+        (shell.folder / "one.pt").unlink()
 
 
 def test_more_ranks_than_val_chunks(shell):

@@ -67,7 +67,7 @@ def run_and_log_loads(self, inputs, targets):
     print("load", *self.model.blocks[0].moe.load.tolist())
 script.Trainer._run_batch = run_and_log_loads
 """
-NOT_BALANCED = "script.GPT.balance_experts = lambda self: None"
+NOT_BALANCED = "script.Trainer._balance_experts = lambda self: None"
 
 
 def test_loads_get_even(shell):

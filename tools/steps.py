@@ -59,9 +59,10 @@ GPT = [
     Step("gpt/fsdp.py", "gpt/tensor_parallel.py", 43),
     Step("gpt/pretrain.py", "gpt/context_parallel.py", 55),
     Step("gpt/pretrain.py", "gpt/tokens.py", 84),
+    Step("gpt/tokens.py", "gpt/llama.py", 105),
     Step("gpt/pretrain.py", "gpt/slow_network.py", 17),
     Step("gpt/fsdp.py", "gpt/pipeline_parallel.py", 125),
-    Step("gpt/fsdp.py", "gpt/moe.py", 67),
+    Step("gpt/fsdp.py", "gpt/moe.py", 68),
     Step("gpt/moe.py", "gpt/expert_parallel.py", 58),
     Step("gpt/fsdp.py", "gpt/local_sgd.py", 46),
     Step("gpt/fsdp.py", "gpt/finetune.py", 189),  # 100 of them are the GPT, which goes
