@@ -30,7 +30,7 @@ from test_gpt import TINY
 import singlegpu
 from tools import steps
 
-RECIPES = [step.file for step in steps.RECIPES + steps.GPT]
+RECIPES = [step.file for step in steps.RECIPES + steps.BY_HAND + steps.GPT]
 TP_SIZE = "--tp_size must be 1 or more, and divide both --n_head and --context"
 N_KV_HEAD = "--n_kv_head must divide --n_head, and --n_embd / --n_head be even"
 LIMITS = "epochs and batch size must be 1 or more, --num_workers 0 or more"
@@ -82,6 +82,8 @@ def test_batch_size(script, monkeypatch, capsys):
         ("gpt/tensor_parallel.py", "--tp_size 0", TP_SIZE),
         ("gpt/tensor_parallel.py", "--tp_size 4", TP_SIZE),
         ("gpt/tensor_parallel.py", "--context 9 --tp_size 2", TP_SIZE),
+        ("gpt/context_parallel.py", "--cp_size 4", TP_SIZE.replace("tp", "cp")),
+        ("gpt/context_parallel.py", "--context 9 --cp_size 2", TP_SIZE.replace("tp", "cp")),
         ("gpt/pipeline_parallel.py", "--pp_size 5", "at most --n_layer and --micro_batches"),
         ("gpt/pipeline_parallel.py", "--micro_batches 0", "at most --n_layer and --micro_batches"),
         (
