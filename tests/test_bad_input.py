@@ -91,6 +91,7 @@ def test_batch_size(script, monkeypatch, capsys):
             "--micro_batches 5",
             "--micro_batches must divide --batch_size",
         ),
+        ("gpt/moe.py", "--top_k 9", "--top_k must be 1 or more, and at most --n_experts"),
         ("gpt/local_sgd.py", "--sync_every 0", "--outer_lr above 0, --outer_momentum 0 to 1"),
     ],
 )

@@ -111,6 +111,8 @@ STAGES = {
         options=f"{GPT_OPTIONS} --pp_size 2 --tp_size 2 --micro_batches 4 --batch_size 16",
         processes=4,
     ),
+    "gpt/moe": FSDP._replace(reference="gpt/moe.py"),
+    "gpt/expert_parallel": SPLIT._replace(reference="gpt/moe.py"),
 }
 
 
