@@ -548,15 +548,16 @@ def main(args):
     with torch.device("meta"):  # shapes, but no memory
         model = GPT(*sizes, args.recompute)
     mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("dp",))
-    mp_policy = MixedPrecisionPolicy()  # gathers and reduces in the parameters' own type
+    fsdp_config = {"mesh": mesh["dp"]}
     if torch.cuda.is_bf16_supported(including_emulation=False):
-        mp_policy = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)
+        fsdp_config["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)
     if args.n_experts % dist.get_world_size():
         sys.exit(f"--n_experts must be a multiple of {dist.get_world_size()}, the ranks")
     for block in model.blocks:
         experts = block.moe.shard_experts(mesh["dp"])
-        fully_shard(block, mesh=mesh["dp"], mp_policy=mp_policy, ignored_params=experts)
-    fully_shard(model, mesh=mesh["dp"], mp_policy=mp_policy)
+        fully_shard(block, **fsdp_config, ignored_params=experts)
+    fully_shard([model.norm, model.head], **fsdp_config, reshard_after_forward=False)
+    fully_shard(model, **fsdp_config)
     model.to_empty(device=device)  # memory for this rank's shards
     model.init_weights(args.seed)
     if args.compile:

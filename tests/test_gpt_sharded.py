@@ -124,6 +124,37 @@ def assert_equal_weights(shell, name, layouts, setup, options, tolerance):
     subprocess.run(["rm", "-r", "one.pt"], cwd=shell.folder)
 
 
+FORCE_BFLOAT16 = "torch.cuda.is_bf16_supported = lambda including_emulation: True"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fsdp.py",
+        "hsdp.py",
+        "accumulate.py",
+        "async_save.py",
+        "tensor_parallel.py",
+        "pipeline_parallel.py",
+        "local_sgd.py",
+    ],
+)
+def test_bfloat16(shell, name):
+    """Forced on CPUs: about the loss of pretrain.py in float32; all that is saved is float32."""
+    layers = "--n_layer 4" if name == "pipeline_parallel.py" else ""
+    options = f"{layers} --learning_rate 0.02"
+    ranks, option = LAYOUTS.get(name, [(2, "")])[-1]
+    twin = start(shell, "pretrain.py", "one.pt", options=options)
+    start(shell, name, "several", ranks, FORCE_BFLOAT16, f"{options} {option}").succeeds()
+    twin.succeeds()
+    snapshot, expected = (load_gpt(shell.folder / path) for path in ("several", "one.pt"))
+    print(name, "has a loss of", snapshot["loss"], "in float32", expected["loss"])
+    assert 0 < abs(snapshot["loss"] / expected["loss"] - 1) < 0.01
+    state = snapshot.get("node_0", snapshot)
+    for tensors in (state["model"], state["optimizer"]):
+        assert {t.dtype for t in tensors.values() if isinstance(t, torch.Tensor)} == {torch.float32}
+
+
 @pytest.mark.parametrize(
     "runs",  # each goes on with what the one before has saved
     [
