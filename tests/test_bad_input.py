@@ -82,6 +82,8 @@ def test_batch_size(script, monkeypatch, capsys):
         ("gpt/tensor_parallel.py", "--tp_size 0", TP_SIZE),
         ("gpt/tensor_parallel.py", "--tp_size 4", TP_SIZE),
         ("gpt/tensor_parallel.py", "--context 9 --tp_size 2", TP_SIZE),
+        ("gpt/context_parallel.py", "--cp_size 4", TP_SIZE.replace("tp", "cp")),
+        ("gpt/context_parallel.py", "--context 9 --cp_size 2", TP_SIZE.replace("tp", "cp")),
         ("gpt/pipeline_parallel.py", "--pp_size 5", "at most --n_layer and --micro_batches"),
         ("gpt/pipeline_parallel.py", "--micro_batches 0", "at most --n_layer and --micro_batches"),
         (
@@ -89,6 +91,7 @@ def test_batch_size(script, monkeypatch, capsys):
             "--micro_batches 5",
             "--micro_batches must divide --batch_size",
         ),
+        ("gpt/moe.py", "--top_k 9", "--top_k must be 1 or more, and at most --n_experts"),
         ("gpt/local_sgd.py", "--sync_every 0", "--outer_lr above 0, --outer_momentum 0 to 1"),
     ],
 )

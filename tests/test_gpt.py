@@ -39,6 +39,7 @@ OPTIONS = {
     "gpt/slow_network.py": "--compress",
     "gpt/local_sgd.py": "--sync_every 4",
     "gpt/tensor_parallel.py": "--tp_size 2",
+    "gpt/context_parallel.py": "--cp_size 2",
 }
 BATCH_SIZE = 16  # of all ranks together
 SIZE = 182  # chunks: 11 global batches of 16 and one of 6

@@ -44,7 +44,8 @@ EPOCHS = 3
 SILENCE_S = 30  # after which a run hangs; a right script is silent for less than 15
 CHUNKS = 12 * 16  # of the text for a GPT, to train on; its steps are no multiple of ten
 GPT_OPTIONS = "--batch_size 8 --n_layer 4 --n_head 2 --n_embd 32 --context 8 --text text"
-GPT_OPTIONS += f" {helpers.SHORT_VAL}"
+VAL_CHUNKS = 16  # a whole batch, since a pipeline takes no other
+GPT_OPTIONS += f" --val_tokens {8 * VAL_CHUNKS}"
 PYTHON = ("python",)
 TORCHRUN = ("torchrun --standalone --nproc_per_node=2",)
 RESTARTING = (f"{TORCHRUN[0]} --max-restarts=1",)
@@ -104,7 +105,14 @@ STAGES = {
     "gpt/pipeline_parallel": SPLIT._replace(
         options=f"{GPT_OPTIONS} --pp_size 2 --micro_batches 4 --batch_size 16"
     ),
-    "gpt/context_parallel": SPLIT._replace(options=f"{GPT_OPTIONS} --batch_size 16"),
+    "gpt/context_parallel": SPLIT._replace(options=f"{GPT_OPTIONS} --cp_size 2 --batch_size 16"),
+    "gpt/three_d": SPLIT._replace(
+        launchers=tuple(node.replace("nproc_per_node=1", "nproc_per_node=2") for node in NODES),
+        options=f"{GPT_OPTIONS} --pp_size 2 --tp_size 2 --micro_batches 4 --batch_size 16",
+        processes=4,
+    ),
+    "gpt/moe": FSDP._replace(reference="gpt/moe.py"),
+    "gpt/expert_parallel": SPLIT._replace(reference="gpt/moe.py"),
 }
 
 
@@ -264,7 +272,7 @@ class Judge:
         self.task = task
         self.folder = folder
         self.shell = helpers.Shell(folder)
-        helpers.write_text(folder / "text", helpers.VAL_CHUNKS + CHUNKS, 8)
+        helpers.write_text(folder / "text", VAL_CHUNKS + CHUNKS, 8)
 
     def run(self, total, snapshot, more="", save_every=1, launchers=(), nodes=(), gpus=0, **probe):
         """Trains a few epochs; without launchers, only the ranks start, which is faster."""

@@ -358,10 +358,8 @@ FAULTS = [
         (
             '(dist.get_world_size(),), mesh_dim_names=("dp",)',
             '(dist.get_world_size(), 1), mesh_dim_names=("dp", "shard")',
-            'fully_shard(block, mesh=mesh["dp"]',
-            "fully_shard(block, mesh=mesh",
-            'fully_shard(model, mesh=mesh["dp"]',
-            "fully_shard(model, mesh=mesh",
+            '{"mesh": mesh["dp"]}',
+            '{"mesh": mesh}',
         ),
     ),
     Fault(
