@@ -106,7 +106,7 @@ class Bucket:
         if self.ready == len(self.parameters):
             rows = torch.cat([split(p.grad) for p in self.parameters], dim=1)
             self.flat = torch.empty_like(rows[0])  # for the sum of this rank's row
-            self.work = dist.reduce_scatter(self.flat, list(rows), async_op=True)
+            dist.reduce_scatter(self.flat, list(rows))
             self.free_weights()
             for parameter in self.parameters:
                 parameter.grad = None
@@ -114,10 +114,9 @@ class Bucket:
     def average_gradients(self):
         if self.ready != len(self.parameters):
             raise RuntimeError("between two steps, each parameter must get one gradient")
-        self.work.wait()
-        mean = self.flat / dist.get_world_size()
+        self.flat /= dist.get_world_size()
         sizes = [shard.numel() for shard in self.shards]
-        for shard, gradient in zip(self.shards, mean.split(sizes), strict=True):
+        for shard, gradient in zip(self.shards, self.flat.split(sizes), strict=True):
             shard.grad = gradient
         self.ready = 0
 

@@ -108,25 +108,54 @@ def test_shards(shell, library, runs, model, dtype, optimizer):
     assert max_abs_diff(found, expected) < (1e-12 if dtype == "float64" else 1e-6)
 
 
-# Each rank prints how far its memory grows in the optimizer's first step, which makes its state.
-WIDTH = 1500
-MEASURE_STATE = f"""{MEASURE_MEMORY}
-script.ToyModel = lambda: nn.Sequential(nn.Linear(10, {WIDTH}), nn.Linear({WIDTH}, {WIDTH}))
-script.nn.MSELoss = lambda: lambda outputs, targets: outputs.square().mean()
+# Each rank prints how far its memory has grown, since before the model is built: before the first
+# step, between the backward pass and the optimizer's step, and after it.
+WIDTH, LAYERS = 1536, 8
+MEASURE_HELD = f"""{MEASURE_MEMORY}
+class Model(nn.Sequential):
+    def __init__(self):
+        script.start = memory("RssAnon:")
+        super().__init__(*[nn.Linear({WIDTH}, {WIDTH}, bias=False) for _ in range({LAYERS})])
 
 class AdamW(torch.optim.AdamW):
     def step(self):
         before = memory("RssAnon:")
         super().step()
-        print("state", memory("RssAnon:") - before)
-        self.step = super().step
+        after = memory("RssAnon:")
+        print("held", *[size - script.start for size in (script.built, before, after)])
 
+def run_batch(self, inputs, targets):
+    script.built = memory("RssAnon:")
+    undisturbed_run_batch(self, inputs, targets)
+    sys.exit()
+
+undisturbed_run_batch = script.Trainer._run_batch
+script.Trainer._run_batch = run_batch
+script.ToyModel = Model
+script.ToyDataset = lambda size: [(torch.zeros({WIDTH}), torch.zeros({WIDTH}))] * size
 torch.optim.SGD = lambda parameters, **options: AdamW(parameters)
 """
 
 
+@pytest.mark.parametrize(
+    ("script", "parts"),
+    [(DDP_BY_HAND, [1, 1, 2]), (ZERO, [1, 1 / 4, 1 / 2]), (FSDP_BY_HAND, [1 / 4, 1 / 4, 1 / 2])],
+)
+def test_memory(shell, script, parts):
+    """Of weights, gradients and AdamW's state, a rank of four holds all or a quarter."""
+    path = shell.folder / "script.py"
+    path.write_text(patched(script, MEASURE_HELD))
+    output = shell.ranks(f"{path} 1 1 --batch_size 1", 4).succeeds()
+    found = [list(map(int, line.split())) for line in re.findall(r"held (.+)", output)]
+    assert len(found) == 4
+    for built, before, after in found:
+        measured = [built, before - built, after - before]
+        print(measured)
+        expected = [part * 4 * LAYERS * WIDTH**2 for part in parts]
+        assert measured == pytest.approx(expected, rel=0.1)
+
+
 # Each rank prints how far its memory has grown, since before the model is built, in each layer.
-LAYERS = 8
 MEASURE_WEIGHTS = f"""{MEASURE_MEMORY}
 class Layer(nn.Linear):
     def forward(self, inputs):
@@ -137,7 +166,7 @@ class Model(nn.Sequential):
     def __init__(self):
         script.start = memory("RssAnon:")
         layers = [Layer({WIDTH}, {WIDTH}) for _ in range({LAYERS})]
-        super().__init__(nn.Linear(10, {WIDTH}), *layers, nn.Linear({WIDTH}, 5))
+        super().__init__(*layers)
 
     def forward(self, inputs):
         with torch.no_grad():
@@ -147,6 +176,7 @@ class Model(nn.Sequential):
         sys.exit()
 
 script.ToyModel = Model
+script.ToyDataset = lambda size: [(torch.zeros({WIDTH}), torch.zeros({WIDTH}))] * size
 """
 
 
@@ -155,23 +185,11 @@ def test_weights(shell):
     path = shell.folder / "script.py"
     path.write_text(patched(FSDP_BY_HAND, MEASURE_WEIGHTS))
     output = shell.ranks(f"{path} 1 1 --batch_size 1", 4).succeeds()
-    layer = 4 * (WIDTH * WIDTH + WIDTH)
-    weights = LAYERS * layer + 4 * (10 * WIDTH + WIDTH + WIDTH * 5 + 5)
+    layer = 4 * (WIDTH**2 + WIDTH)
+    expected = LAYERS * layer / 4 + layer
     measured = [int(size) for size in re.findall(r"weights (\d+)", output)]
-    print(measured, weights / 4 + layer)
-    assert measured == pytest.approx([weights / 4 + layer] * 4 * LAYERS, rel=0.1)
-
-
-@pytest.mark.parametrize(("script", "shards"), [(DDP, 1), (ZERO, 4)])
-def test_optimizer_state(shell, script, shards):
-    """Two numbers for each weight, of which a rank of zero.py has a quarter."""
-    path = shell.folder / "script.py"
-    path.write_text(patched(script, MEASURE_STATE))
-    output = shell.ranks(f"{path} 1 1 --batch_size 512", 4).succeeds()
-    weights = 10 * WIDTH + WIDTH + WIDTH * WIDTH + WIDTH
-    measured = [int(size) for size in re.findall(r"state (\d+)", output)]
-    print(measured, 8 * weights / shards)
-    assert measured == pytest.approx([8 * weights / shards] * 4, rel=0.1)
+    print(measured, expected)
+    assert measured == pytest.approx([expected] * 4 * LAYERS, rel=0.1)
 
 
 def test_parameter_without_gradient(shell):
