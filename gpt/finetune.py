@@ -427,12 +427,15 @@ def main(args):
     if args.recompute:
         model.activation_checkpointing_enable()
     mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("dp",))
-    mp_policy = MixedPrecisionPolicy()  # gathers and reduces in the parameters' own type
+    fsdp_config = {"mesh": mesh["dp"]}
     if torch.cuda.is_bf16_supported(including_emulation=False):
-        mp_policy = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)
+        fsdp_config["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)
     for block in model.model.layers:
-        fully_shard(block, mesh=mesh["dp"], mp_policy=mp_policy)
-    fully_shard(model, mesh=mesh["dp"], mp_policy=mp_policy)
+        fully_shard(block, **fsdp_config)
+    if not config.tie_word_embeddings:  # a tied head is the embedding's matrix
+        head = [model.model.norm, model.lm_head]
+        fully_shard(head, **fsdp_config, reshard_after_forward=False)
+    fully_shard(model, **fsdp_config)
     model.to_empty(device=device)  # memory for this rank's shards
     model.model.rotary_emb = rotary_class(config).to(device)  # computed, and so in no file
     computed = set(dict(model.named_buffers())) - set(model.state_dict())

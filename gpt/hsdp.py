@@ -462,12 +462,13 @@ def main(args):
         sys.exit(f"--shard_size {args.shard_size} does not divide {dist.get_world_size()} ranks")
     mesh_shape = (dist.get_world_size() // args.shard_size, args.shard_size)
     mesh = init_device_mesh(device.type, mesh_shape, mesh_dim_names=("replicate", "shard"))
-    mp_policy = MixedPrecisionPolicy()  # gathers and reduces in the parameters' own type
+    fsdp_config = {"mesh": mesh}
     if torch.cuda.is_bf16_supported(including_emulation=False):
-        mp_policy = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)
+        fsdp_config["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)
     for block in model.blocks:
-        fully_shard(block, mesh=mesh, mp_policy=mp_policy)
-    fully_shard(model, mesh=mesh, mp_policy=mp_policy)
+        fully_shard(block, **fsdp_config)
+    fully_shard([model.norm, model.head], **fsdp_config, reshard_after_forward=False)
+    fully_shard(model, **fsdp_config)
     model.to_empty(device=device)  # memory for this rank's shards
     model.init_weights(args.seed)
     if args.compile:

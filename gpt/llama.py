@@ -30,10 +30,11 @@ from tqdm import tqdm
 
 
 def rotate(x):
-    """Turns the channels of queries or keys, (batch, head, time, head_size), by their position."""
-    pairs = torch.arange(x.shape[3] // 2, device=x.device)
-    frequencies = 10_000 ** (-2 * pairs / x.shape[3])  # radians from a position to the next
-    angles = torch.arange(x.shape[2], device=x.device)[:, None] * frequencies
+    """Rotary positions of queries or keys, from and to shape (batch, head, time, head_size)."""
+    head_size = x.shape[3]
+    frequencies = 10_000 ** (-torch.arange(0, head_size, 2, device=x.device) / head_size)
+    positions = torch.arange(x.shape[2], device=x.device)
+    angles = torch.outer(positions, frequencies)  # in radians, (time, head_size / 2)
     cos = angles.cos()
     sin = angles.sin()
     first, second = x.chunk(2, dim=3)  # a pair is one channel of each half
@@ -42,7 +43,7 @@ def rotate(x):
 
 
 class Attention(nn.Module):
-    """Causal self-attention, in which groups of query heads share a head of keys and values."""
+    """Causal self-attention with grouped queries, from and to shape (batch, time, n_embd)."""
 
     def __init__(self, n_head, n_kv_head, n_embd):
         super().__init__()
@@ -55,7 +56,7 @@ class Attention(nn.Module):
     def forward(self, x):
         heads = (-1, self.head_size)
         q = self.q_proj(x).unflatten(2, heads).transpose(1, 2)  # (batch, n_head, time, head_size)
-        k = self.k_proj(x).unflatten(2, heads).transpose(1, 2)  # n_kv_head in place of n_head
+        k = self.k_proj(x).unflatten(2, heads).transpose(1, 2)  # with n_kv_head heads
         v = self.v_proj(x).unflatten(2, heads).transpose(1, 2)
         q = rotate(q)
         k = rotate(k)
@@ -64,11 +65,11 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """SwiGLU: one projection of x is the gate of another."""
+    """An MLP with a gate (SwiGLU), from and to shape (batch, time, n_embd)."""
 
     def __init__(self, n_embd):
         super().__init__()
-        n_hidden = math.ceil(n_embd * 8 / 3 / 128) * 128  # about the weights of a GPT's MLP
+        n_hidden = math.ceil(n_embd * 8 / 3 / 128) * 128  # 8/3, not 4: three matrices, not two
         self.gate_proj = nn.Linear(n_embd, n_hidden, bias=False)
         self.up_proj = nn.Linear(n_embd, n_hidden, bias=False)
         self.down_proj = nn.Linear(n_hidden, n_embd, bias=False)

@@ -486,12 +486,13 @@ def main(args):
         model = GPT(args.n_layer, args.n_head, args.n_embd, args.context, args.recompute)
     mesh_shape = (int(os.environ["GROUP_WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"]))
     mesh = init_device_mesh(device.type, mesh_shape, mesh_dim_names=("node", "dp"))
-    mp_policy = MixedPrecisionPolicy()  # gathers and reduces in the parameters' own type
+    fsdp_config = {"mesh": mesh["dp"]}
     if torch.cuda.is_bf16_supported(including_emulation=False):
-        mp_policy = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)
+        fsdp_config["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)
     for block in model.blocks:
-        fully_shard(block, mesh=mesh["dp"], mp_policy=mp_policy)
-    fully_shard(model, mesh=mesh["dp"], mp_policy=mp_policy)
+        fully_shard(block, **fsdp_config)
+    fully_shard([model.norm, model.head], **fsdp_config, reshard_after_forward=False)
+    fully_shard(model, **fsdp_config)
     model.to_empty(device=device)  # memory for this rank's shards
     model.init_weights(args.seed)
     if args.compile:

@@ -489,12 +489,12 @@ def main(args):
     dp_size = dist.get_world_size() // args.pp_size
     mesh = init_device_mesh(device.type, (args.pp_size, dp_size), mesh_dim_names=("pp", "dp"))
     model.keep_stage(mesh.get_local_rank("pp"), args.pp_size)
-    mp_policy = MixedPrecisionPolicy()  # gathers and reduces in the parameters' own type
+    fsdp_config = {"mesh": mesh["dp"]}
     if torch.cuda.is_bf16_supported(including_emulation=False):
-        mp_policy = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)
+        fsdp_config["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)
     for block in model.blocks:  # gathered once in each step, not for each micro-batch
-        fully_shard(block, mesh=mesh["dp"], mp_policy=mp_policy, reshard_after_forward=False)
-    fully_shard(model, mesh=mesh["dp"], mp_policy=mp_policy)
+        fully_shard(block, **fsdp_config, reshard_after_forward=False)
+    fully_shard(model, **fsdp_config)
     model.to_empty(device=device)  # memory for this rank's shards
     model.init_weights(args.seed)
     if args.compile:

@@ -475,12 +475,12 @@ def main(args):
     mesh = init_device_mesh(device.type, (dp_size, args.tp_size), mesh_dim_names=("dp", "tp"))
     mesh._flatten()  # for the norm of gradients: one all-reduce, and not one per dimension
     tp.parallelize_module(model, mesh["tp"], TP_PLAN)
-    mp_policy = MixedPrecisionPolicy()  # gathers and reduces in the parameters' own type
+    fsdp_config = {"mesh": mesh["dp"]}
     if torch.cuda.is_bf16_supported(including_emulation=False):
-        mp_policy = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)
+        fsdp_config["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)
     for block in model.blocks:
-        fully_shard(block, mesh=mesh["dp"], mp_policy=mp_policy)
-    fully_shard(model, mesh=mesh["dp"], mp_policy=mp_policy)
+        fully_shard(block, **fsdp_config)
+    fully_shard(model, **fsdp_config)
     model.to_empty(device=device)  # memory for this rank's shards
     model.init_weights(args.seed)
     if args.compile:

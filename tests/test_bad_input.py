@@ -30,7 +30,7 @@ from test_gpt import TINY
 import singlegpu
 from tools import steps
 
-RECIPES = [step.file for step in steps.RECIPES + steps.GPT]
+RECIPES = [step.file for step in steps.RECIPES + steps.BY_HAND + steps.GPT]
 TP_SIZE = "--tp_size must be 1 or more, and divide both --n_head and --context"
 N_KV_HEAD = "--n_kv_head must divide --n_head, and --n_embd / --n_head be even"
 LIMITS = "epochs and batch size must be 1 or more, --num_workers 0 or more"
@@ -91,6 +91,7 @@ def test_batch_size(script, monkeypatch, capsys):
             "--micro_batches 5",
             "--micro_batches must divide --batch_size",
         ),
+        ("gpt/moe.py", "--top_k 9", "--top_k must be 1 or more, and at most --n_experts"),
         ("gpt/local_sgd.py", "--sync_every 0", "--outer_lr above 0, --outer_momentum 0 to 1"),
     ],
 )

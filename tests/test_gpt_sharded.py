@@ -79,11 +79,18 @@ LAYOUTS = {  # ranks and options
     ],
     "context_parallel.py": [(4, "--cp_size 4"), (4, "--cp_size 2")],
     "three_d.py": [(8, "--pp_size 2 --tp_size 2 --micro_batches 3")],
+    "moe.py": [(2, "--recompute --eval_every_steps 3"), (4, "")],
+    "expert_parallel.py": [(2, ""), (4, "--recompute --eval_every_steps 3")],
 }
 
 
+def reference(name):
+    """Returns the file whose weights on one rank those of `name` must equal."""
+    return "moe.py" if name in ("moe.py", "expert_parallel.py") else "pretrain.py"
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_split_is_pretrain(shell, name):
+def test_split_is_one_rank(shell, name):
     """The weights after 20 steps, and the loss, of one rank and of several.
 
     In float64 with AdamW and clipping; and in float32 with neither, as both would hide it if the
@@ -102,19 +109,50 @@ def val_loss(output):
 
 
 def assert_equal_weights(shell, name, layouts, setup, options, tolerance):
-    output = start(shell, "pretrain.py", "one.pt", setup=setup, options=options).succeeds()
+    output = start(shell, reference(name), "one.pt", setup=setup, options=options).succeeds()
     if setup == FLOAT64:
         assert 0 < output.count("\nclipped") < STEPS
     for ranks, option in layouts:
         job = start(shell, name, "several", ranks, setup, f"{options} {option}")
         assert val_loss(job.succeeds()) == val_loss(output)
         diff = weights_diff(shell, "several", "one.pt")
-        print(name, ranks, option, "differs from pretrain.py by", diff)
+        print(name, ranks, option, "differs from one rank by", diff)
         assert diff < tolerance
         losses = [load_gpt(shell.folder / path)["loss"] for path in ("several", "one.pt")]
         assert losses[0] == pytest.approx(losses[1], rel=tolerance)
         subprocess.run(["rm", "-r", "several"], cwd=shell.folder)
-    (shell.folder / "one.pt").unlink()
+    subprocess.run(["rm", "-r", "one.pt"], cwd=shell.folder)
+
+
+FORCE_BFLOAT16 = "torch.cuda.is_bf16_supported = lambda including_emulation: True"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fsdp.py",
+        "hsdp.py",
+        "accumulate.py",
+        "async_save.py",
+        "tensor_parallel.py",
+        "pipeline_parallel.py",
+        "local_sgd.py",
+    ],
+)
+def test_bfloat16(shell, name):
+    """Forced on CPUs: about the loss of pretrain.py in float32; all that is saved is float32."""
+    layers = "--n_layer 4" if name == "pipeline_parallel.py" else ""
+    options = f"{layers} --learning_rate 0.02"
+    ranks, option = LAYOUTS.get(name, [(2, "")])[-1]
+    twin = start(shell, "pretrain.py", "one.pt", options=options)
+    start(shell, name, "several", ranks, FORCE_BFLOAT16, f"{options} {option}").succeeds()
+    twin.succeeds()
+    snapshot, expected = (load_gpt(shell.folder / path) for path in ("several", "one.pt"))
+    print(name, "has a loss of", snapshot["loss"], "in float32", expected["loss"])
+    assert 0 < abs(snapshot["loss"] / expected["loss"] - 1) < 0.01
+    state = snapshot.get("node_0", snapshot)
+    for tensors in (state["model"], state["optimizer"]):
+        assert {t.dtype for t in tensors.values() if isinstance(t, torch.Tensor)} == {torch.float32}
 
 
 @pytest.mark.parametrize(
@@ -144,14 +182,21 @@ def assert_equal_weights(shell, name, layouts, setup, options, tolerance):
             ("three_d.py", 4, "--pp_size 2 --tp_size 2 --micro_batches 3"),
             ("fsdp.py", 2, ""),
         ],
+        [
+            ("expert_parallel.py", 2, ""),
+            ("moe.py", 3, "--recompute"),
+            ("expert_parallel.py", 4, ""),
+            ("moe.py", 2, ""),
+        ],
     ],
-    ids=["sharded", "pipeline", "context", "three_d"],
+    ids=["sharded", "pipeline", "context", "three_d", "experts"],
 )
 def test_stopped_and_resumed_on_other_ranks(shell, runs):
     """Three are stopped by a signal in mid-epoch; the last trains the end."""
     layers = " --n_layer 4" if "--pp_size" in runs[0][2] else ""
     steps = 2 * STEPS
-    start(shell, "pretrain.py", "one.pt", setup=FLOAT64, options=layers, steps=steps).succeeds()
+    one_rank = reference(runs[0][0])
+    start(shell, one_rank, "one.pt", setup=FLOAT64, options=layers, steps=steps).succeeds()
     stops = [(3, 10), (18, 20), (21, 30)]  # step of the signal, and of the stop
     for (name, ranks, options), (signal_step, stop_step) in zip(runs, stops, strict=False):
         where = {"SIGNAL": "15", "SIGNAL_AT": f"0 {signal_step * BATCH_SIZE}"}
@@ -351,6 +396,7 @@ def test_snapshot_of_another_layout(shell):
             "--pp_size 2 --tp_size 2",
             "--pp_size times --tp_size does not divide the 2 ranks",
         ),
+        ("expert_parallel.py", "--n_experts 3", "--n_experts must be a multiple of 2, the ranks"),
     ],
 )
 def test_ranks_that_do_not_divide(shell, name, options, message):

@@ -33,6 +33,9 @@ OPTIONS = {
     **GPT_OPTIONS,
     "gpt/pipeline_parallel.py": "--pp_size 2 --micro_batches 2 --n_layer 2",
     "gpt/three_d.py": "--tp_size 2 --micro_batches 2",
+    # All experts: of fewer, a token may select others in bfloat16 than in float32.
+    "gpt/moe.py": "--n_experts 2 --top_k 2",
+    "gpt/expert_parallel.py": "--n_experts 2 --top_k 2",
     **dict.fromkeys(TOKENS, "--data {folder}/tokens"),
     **dict.fromkeys(FINETUNE, "--model {folder}/model --export_path {folder}/exported"),
 }

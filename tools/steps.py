@@ -49,26 +49,31 @@ ELASTIC_RECIPES = [
     Step("elastic_ddp.py", "recipes/own_disks.py", 18),
     Step("elastic_ddp.py", "recipes/regroup.py", 125),
 ]
+BY_HAND = [
+    Step("multigpu_torchrun.py", "by_hand/ddp.py", 45),
+]
 GPT = [
     Step("preemptible.py", "gpt/gpt.py", 136),
     Step("gpt/gpt.py", "gpt/pretrain.py", 118),
-    Step("gpt/pretrain.py", "gpt/fsdp.py", 97),
-    Step("gpt/fsdp.py", "gpt/hsdp.py", 19),
+    Step("gpt/pretrain.py", "gpt/fsdp.py", 98),
+    Step("gpt/fsdp.py", "gpt/hsdp.py", 17),
     Step("gpt/fsdp.py", "gpt/accumulate.py", 24),
     Step("gpt/fsdp.py", "gpt/async_save.py", 31),
-    Step("gpt/fsdp.py", "gpt/tensor_parallel.py", 43),
+    Step("gpt/fsdp.py", "gpt/tensor_parallel.py", 44),
     Step("gpt/fsdp.py", "gpt/context_parallel.py", 68),
     Step("gpt/pretrain.py", "gpt/tokens.py", 84),
-    Step("gpt/tokens.py", "gpt/llama.py", 105),
+    Step("gpt/tokens.py", "gpt/llama.py", 106),
     Step("gpt/pretrain.py", "gpt/slow_network.py", 17),
     Step("gpt/fsdp.py", "gpt/pipeline_parallel.py", 125),
     Step("gpt/pipeline_parallel.py", "gpt/three_d.py", 45),
+    Step("gpt/fsdp.py", "gpt/moe.py", 68),
+    Step("gpt/moe.py", "gpt/expert_parallel.py", 58),
     Step("gpt/fsdp.py", "gpt/local_sgd.py", 46),
-    Step("gpt/fsdp.py", "gpt/finetune.py", 189),  # 100 of them are the GPT, which goes
+    Step("gpt/fsdp.py", "gpt/finetune.py", 193),  # 100 of them are the GPT, which goes
     Step("gpt/finetune.py", "gpt/finetune_chat.py", 55),
 ]
 STAGES = [STEPS[0].base, *(step.file for step in STEPS)]
-ALL = STEPS + JOB_STEPS + RECIPES + PREEMPTIBLE_RECIPES + ELASTIC_RECIPES + GPT
+ALL = STEPS + JOB_STEPS + RECIPES + PREEMPTIBLE_RECIPES + ELASTIC_RECIPES + BY_HAND + GPT
 
 
 def changed_lines(old, new):

@@ -67,6 +67,7 @@ class Stage(NamedTuple):
     processes: int = 2
     batch: int = 48  # of all processes together
     max_diff: float = 1e-4  # of the weights; rounding in float32 gives 1e-6
+    own_weights: bool = False  # each rank begins with others: the script must broadcast rank 0's
     reference: str = ""  # the file whose weights on one process are right, if no plain loop's
 
 
@@ -95,6 +96,7 @@ STAGES = {
     "recipes/mixed_precision": MULTINODE._replace(max_diff=0.02),
     "recipes/profiler": MULTINODE,
     "recipes/tensorboard_logging": MULTINODE,
+    "by_hand/ddp": Stage(f"{SEVERAL} gpus device restart", TORCHRUN, own_weights=True),
     "gpt/pretrain": FSDP._replace(checks=FSDP.checks.replace("sharded", "save")),
     "gpt/fsdp": FSDP,
     "gpt/accumulate": FSDP._replace(options=f"{GPT_OPTIONS} --micro_batch_size 3"),
@@ -109,6 +111,8 @@ STAGES = {
         options=f"{GPT_OPTIONS} --pp_size 2 --tp_size 2 --micro_batches 4 --batch_size 16",
         processes=4,
     ),
+    "gpt/moe": FSDP._replace(reference="gpt/moe.py"),
+    "gpt/expert_parallel": SPLIT._replace(reference="gpt/moe.py"),
 }
 
 
@@ -281,6 +285,8 @@ class Judge:
         variables |= {f"PROBE_{name.upper()}": str(value) for name, value in probe.items()}
         if self.stage.reference:
             variables["PROBE_FLOAT64"] = "1"
+        if self.stage.own_weights:
+            variables["PROBE_OWN_WEIGHTS"] = "1"
         options = f"{total} {save_every} --snapshot_path {snapshot} {self.stage.options} {more}"
         starts_its_ranks = self.stage.launchers == PYTHON and self.stage.processes > 1
         if launchers or starts_its_ranks:
@@ -451,7 +457,12 @@ class Judge:
             if not all(step["training"] for step in ranks):
                 raise WrongError(f"In step {number + 1}, the model is in eval mode.")
             if len(weights) > 1 and not self.stage.reference:
-                raise WrongError(f"After {number} steps, the ranks have different weights.")
+                message = f"After {number} steps, the ranks have different weights."
+                if number == 0:
+                    message += " All must begin with those of rank 0."
+                if any(step["running"] for step in self.straight.steps[0]):
+                    message += " The optimizer steps before each all-reduce has been waited for."
+                raise WrongError(message)
         if self.stage.processes > 1 and not self.stage.reference:
             self.compare_first_update()
         self.compare("Beside one process that takes the same batches", "straight", self.reference)

@@ -13,14 +13,18 @@ from tools.pages import ranks
 from tools.pages.picture import Picture
 from tools.pages.ranks import BLOCKS, FOLDER, RANKS
 
+EMBEDDINGS, HEAD = "embeddings", "norm, head"
+UNITS = [EMBEDDINGS, *(f"blocks.{number}" for number in range(BLOCKS)), HEAD]
+
 
 def trace():
-    """Returns what FSDP does with which block in a training step, in the CPU's order."""
+    """Returns what FSDP does with which unit in a training step, in the CPU's order."""
     dist.init_process_group("gloo")
     model = ranks.load("fsdp").GPT(BLOCKS, n_head=1, n_embd=16, context=16, recompute=False)
     mesh = init_device_mesh("cpu", (RANKS,))
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
+    fully_shard([model.norm, model.head], mesh=mesh, reshard_after_forward=False)
     fully_shard(model, mesh=mesh)
     with profile(activities=[ProfilerActivity.CPU]) as prof:
         model(torch.zeros(1, 16, dtype=torch.long)).sum().backward()
@@ -33,33 +37,35 @@ def trace():
         "post_backward_reshard": "free",
         "post_backward_reduce": "reduce",
     }
-    # A name is like "all_gather (blocks.0)".
+    # A name is like "all_gather (blocks.0)"; that of the root, which has the rest, has no module.
+    found = [name.rstrip(")").partition(" (") for name in names]
     return [
-        (kinds[kind], int(module[-2]))
-        for kind, _, module in (name.partition(" (blocks.") for name in names)
-        if module and kind in kinds
+        (kinds[kind], unit or EMBEDDINGS)
+        for kind, _, unit in found
+        # Only blocks are freed after their forward pass.
+        if kind in kinds and (kind != "post_forward" or unit.startswith("blocks."))
     ]
 
 
 def draw(path, steps):
-    """Draws a row per block: when it is gathered, in use, and freed, in the order of `steps`."""
-    picture = Picture(400, 208, "FSDP gathers and frees the blocks of a GPT in a training step")
-    left, width = 57, 340 / len(steps)
-    backward = steps.index(["free", BLOCKS - 1]) + 1  # it begins with the last block
+    """Draws a row per unit: when it is gathered, in use, and freed, in the order of `steps`."""
+    picture = Picture(400, 268, "FSDP gathers and frees the parts of a GPT in a training step")
+    left, width = 90, 307 / len(steps)
+    backward = steps.index(["use", HEAD]) + 1  # it begins with the head, which is kept
     picture.text(left, 15, "forward")
     picture.text(left + backward * width, 15, "backward")
     looks = {"gather": "a dashed", "use": "a", "reduce": "b"}
-    for block in range(BLOCKS):
-        top = 24 + 30 * block
-        picture.text(4, top + 16, f"block {block}")
-        own = [(i, kind) for i, (kind, of) in enumerate(steps) if of == block]
+    for row, unit in enumerate(UNITS):
+        top = 24 + 30 * row
+        picture.text(4, top + 16, unit.replace("blocks.", "block "))
+        own = [(i, kind) for i, (kind, of) in enumerate(steps) if of == unit]
         for (start, kind), (end, _) in zip(own, [*own[1:], (own[-1][0] + 1, "")], strict=True):
             if kind in looks:
                 picture.box(left + start * width, top, (end - start) * width, 22, looks[kind])
-    picture.path("M57 150h340m-5-4l5 4l-5 4")
-    picture.text(left + 170, 168, "in the order of the calls", "")
+    picture.path(f"M{left} 210h307m-5-4l5 4l-5 4")
+    picture.text(left + 153, 228, "in the order of the calls", "")
     names = ("all-gather", "in use", "reduce-scatter")
-    picture.legend(4, 192, dict(zip(looks.values(), names, strict=True)), across=130)
+    picture.legend(4, 252, dict(zip(looks.values(), names, strict=True)), across=130)
     picture.save(path)
 
 
