@@ -20,7 +20,7 @@ from memory import GPT, memory
 ROOT = Path(__file__).resolve().parent.parent
 VOCAB_SIZE = 4096  # in the place of 256, so that the logits count
 CONTEXT = 256
-VAL_CHUNKS = 16
+VAL_CHUNKS = 32
 STEPS = 3  # AdamW's averages exist from the end of the first on, DDP's final buckets of the second
 # Script, ranks, options, and the shape: n_layer, n_embd, and samples of a rank or a group.
 RUNS = [
@@ -32,7 +32,7 @@ RUNS = [
     ("fsdp", 2, "--recompute", (24, 128, 16)),
     ("tensor_parallel", 2, "--tp_size 2", (12, 256, 8)),
     ("tensor_parallel", 4, "--tp_size 2 --recompute", (12, 256, 8)),
-    ("three_d", 4, "--pp_size 2 --tp_size 2 --micro_batches 4", (12, 256, 4)),
+    ("three_d", 8, "--pp_size 2 --tp_size 2 --micro_batches 4", (12, 256, 4)),
 ]
 
 
