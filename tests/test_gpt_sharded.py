@@ -107,7 +107,7 @@ def test_split_is_one_rank(shell, name):
 
 
 def val_loss(output):
-    """Returns the last logged loss on the validation set, of four digits."""
+    """Returns the last loss on the validation set in the log, of four digits."""
     return float(re.findall(r"val loss (\S+),", output)[-1])
 
 

@@ -51,6 +51,7 @@ ELASTIC_RECIPES = [
 ]
 BY_HAND = [
     Step("multigpu_torchrun.py", "by_hand/ddp.py", 45),
+    Step("by_hand/ddp.py", "by_hand/zero.py", 72),
 ]
 GPT = [
     Step("preemptible.py", "gpt/gpt.py", 136),
