@@ -244,15 +244,18 @@ def tensor_parallel_time(hardware, model, samples, tp, recompute):
     return (12 if recompute else 8) * model.n_layer * seconds
 
 
-def ways_to_train(gpus, gpus_per_node, tp):
-    """Returns the name of each, how many GPUs share the state, whether it recomputes, and tp."""
-    ways = [("DDP", 1, False, 1), ("DDP, recompute", 1, True, 1)]
+def ways_to_train(gpus, gpus_per_node, tp, pp):
+    """Returns the name of each, how many GPUs share the state, whether it recomputes, tp and pp."""
+    ways = [("DDP", 1, False, 1, 1), ("DDP, recompute", 1, True, 1, 1)]
     if gpus > 1:
-        ways += [("FSDP", gpus, False, 1), ("FSDP, recompute", gpus, True, 1)]
+        ways += [("FSDP", gpus, False, 1, 1), ("FSDP, recompute", gpus, True, 1, 1)]
     if gpus > gpus_per_node and gpus % gpus_per_node == 0:
-        ways += [("HSDP, recompute", gpus_per_node, True, 1)]
+        ways += [("HSDP, recompute", gpus_per_node, True, 1, 1)]
     if tp > 1:
-        ways += [(f"FSDP, recompute, TP {tp}", gpus, True, tp)]
+        ways += [(f"FSDP, recompute, TP {tp}", gpus, True, tp, 1)]
+    if pp > 1:
+        ways += [(f"FSDP, TP {tp}, PP {pp}", gpus, False, tp, pp)]
+        ways += [(f"FSDP, recompute, TP {tp}, PP {pp}", gpus, True, tp, pp)]
     return ways
 
 
@@ -266,36 +269,46 @@ def print_memory(args, model):
         f"tensor parallel group), in {args.dtype}\n"
     )
     fitting = []
-    for way in ways_to_train(args.gpus, H100.gpus_per_node, args.tp_size):
+    ways = ways_to_train(args.gpus, H100.gpus_per_node, args.tp_size, args.pp_size)
+    width = max(21, *(len(name) for name, *_ in ways))
+    for way in ways:
         name, *options = way
-        parts = memory(model, args.batch_size, number_bytes, *options, args.compile)
+        parts = memory(model, args.batch_size, number_bytes, *options, compiled=args.compile)
         if name == "DDP":
             columns = {part: f"{part:>{max(8, len(part) + 2)}}" for part in parts}
-            print(f"{'GB per GPU':<21}" + "".join(columns.values()) + "  fits")
+            print(f"{'GB per GPU':<{width}}" + "".join(columns.values()) + "  fits")
         cells = "".join(f"{parts[part] / 1e9:>{len(text)}.1f}" for part, text in columns.items())
         fits = parts["peak"] <= 0.9 * args.gpu_memory  # CUDA, NCCL and fragments need the rest
-        print(f"{name:<21}{cells}{'yes' if fits else 'no':>6}")
+        print(f"{name:<{width}}{cells}{'yes' if fits else 'no':>6}")
         if fits:
             fitting.append(way)
     return fitting
 
 
 def print_speed(args, model, ways):
-    print(f"\n{'H100, ' + H100.name:<32}{'tokens/step':>12}{'s/step':>12}{'tokens/s':>12}")
-    for name, shards, recompute, tp in ways:
-        # A tensor parallel group is like one larger GPU, which also waits for its collectives.
-        group = H100._replace(
-            flops=H100.flops * tp,
+    hardware = H100._replace(network_bandwidth=args.network_bandwidth)
+    heading = f"H100, {8 * args.network_bandwidth / 1e9:,.0f} Gbit/s per node"
+    print(f"\n{heading:<32}{'tokens/step':>12}{'s/step':>12}{'tokens/s':>12}")
+    for name, shards, recompute, tp, pp in ways:
+        # A tensor parallel group is like one larger GPU, which also waits for its collectives; and
+        # a pipeline, whose stages gather their parts of the model at the same time.
+        group = hardware._replace(
+            flops=H100.flops * tp * pp,
             gpus_per_node=H100.gpus_per_node // tp,
             nvlink_bandwidth=H100.nvlink_bandwidth * tp,
         )
-        groups = args.gpus // tp
-        tokens = args.batch_size * model.context * groups
+        groups = args.gpus // (tp * pp)
+        micro_batches = args.micro_batches if pp > 1 else 1
+        tokens = args.batch_size * micro_batches * model.context * groups
         flops = model.flops_per_token * tokens
         shards = min(shards, groups)
-        blocks = model.n_layer + 1
-        seconds, _ = step_time(group, groups, model.params, flops, shards, recompute, blocks)
-        seconds += tensor_parallel_time(H100, model, args.batch_size, tp, recompute)
+        blocks = model.n_layer // pp + 1
+        with_bubble = (micro_batches + pp - 1) / micro_batches
+        seconds, _ = step_time(
+            group, groups, model.params / pp, flops * with_bubble, shards, recompute, blocks
+        )
+        waiting = tensor_parallel_time(H100, model, args.batch_size, tp, recompute)
+        seconds += waiting * with_bubble * micro_batches / pp
         print(f"{name:<32}{tokens:>12,}{seconds:>12.2f}{tokens / seconds:>12,.0f}")
 
 
@@ -310,6 +323,10 @@ def parse_args():
     parser.add_argument("--n_layer", type=int, help="by default fitting --params, as --n_embd")
     parser.add_argument("--n_embd", type=int)
     parser.add_argument("--tp_size", type=int, help="by default a node, if --gpus allow it")
+    parser.add_argument("--pp_size", type=int, default=1, help="stages of a pipeline")
+    parser.add_argument("--micro_batches", type=int, default=8, help="of a pipeline")
+    bandwidth = H100.network_bandwidth
+    parser.add_argument("--network_bandwidth", type=float, default=bandwidth, help="of a node")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--compile", action="store_true", help="the loss; blocks count as without")
     args = parser.parse_args()
@@ -326,6 +343,8 @@ def parse_args():
         parser.error("--gpu_memory is in bytes, such as 80e9")
     if args.gpus % args.tp_size or H100.gpus_per_node % args.tp_size:
         parser.error("--tp_size must divide --gpus and the 8 GPUs of a node")
+    if args.gpus % (args.tp_size * args.pp_size):
+        parser.error("--pp_size times --tp_size must divide --gpus")
     model = gpt_of_size(args.params, args.vocab_size, args.context, args.n_layer, args.n_embd)
     if model.block_params <= 0:
         parser.error("the embedding and the head alone have --params: lower --vocab_size")

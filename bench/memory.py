@@ -78,12 +78,14 @@ def gathered(model, number_bytes, tp):
     return at_start, during, embedding * (number_bytes + FLOAT32)
 
 
-def memory(model, samples, number_bytes, shards=1, recompute=False, tp=1, compiled=False):
+def memory(model, samples, number_bytes, shards=1, recompute=False, tp=1, pp=1, compiled=False):
     """Returns the bytes of each part and, last, of their sum at the peak.
 
     `shards` is the number of ranks that share the state, with tensor parallelism those of all
     groups; 1 is DDP. `samples` are those of a rank, or of a tensor parallel group of `tp` ranks.
     `number_bytes` is 2 for bfloat16, with autocast or FSDP's mixed precision, and 4 for float32.
+    With a pipeline of `pp` equal stages, `samples` are those of a micro-batch. The first stage has
+    1 / pp of the blocks and keeps up to pp micro-batches: as many activations as one stage would.
     Of what is `compiled`, the loss is counted; blocks then keep less than this, too.
     """
     weights = FLOAT32 * model.params / shards
@@ -92,6 +94,11 @@ def memory(model, samples, number_bytes, shards=1, recompute=False, tp=1, compil
         at_start = during = copies + weights  # the gradients, in DDP's buckets, which stay
         at_end = 0
         block_input_bytes = FLOAT32
+    elif pp > 1:
+        # A stage is gathered once per step; its gradients are summed after the last micro-batch.
+        copies = (number_bytes + FLOAT32) * model.params / (tp * pp)
+        at_start = during = at_end = copies
+        block_input_bytes = number_bytes
     else:
         at_start, during, at_end = gathered(model, number_bytes, tp)
         copies = max(during, at_end)
@@ -107,5 +114,5 @@ def memory(model, samples, number_bytes, shards=1, recompute=False, tp=1, compil
         "activations": kept + backward,
         "logits": logits,
         "peak": 3 * weights
-        + max(kept + logits + at_start, kept + backward + during, weights + at_end),
+        + max(kept / pp + logits + at_start, kept + backward + during, weights + at_end),
     }

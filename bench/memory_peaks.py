@@ -20,7 +20,7 @@ from memory import GPT, memory
 ROOT = Path(__file__).resolve().parent.parent
 VOCAB_SIZE = 4096  # in the place of 256, so that the logits count
 CONTEXT = 256
-VAL_CHUNKS = 4
+VAL_CHUNKS = 32
 STEPS = 3  # AdamW's averages exist from the end of the first on, DDP's final buckets of the second
 # Script, ranks, options, and the shape: n_layer, n_embd, and samples of a rank or a group.
 RUNS = [
@@ -33,6 +33,7 @@ RUNS = [
     ("fsdp", 2, "--recompute", (24, 128, 16)),
     ("tensor_parallel", 2, "--tp_size 2", (12, 256, 8)),
     ("tensor_parallel", 4, "--tp_size 2 --recompute", (12, 256, 8)),
+    ("three_d", 8, "--pp_size 2 --tp_size 2 --micro_batches 4", (12, 256, 4)),
 ]
 
 
@@ -84,18 +85,20 @@ def run(name, ranks, options, shape):
     """Returns the bytes of the peak as predicted, and as measured on the rank that took most."""
     n_layer, n_embd, samples = shape
     tp = 2 if "--tp_size" in options else 1
+    pp, micro_batches = (2, 4) if "--pp_size" in options else (1, 1)
     params = 12 * n_layer * n_embd**2 + (2 * VOCAB_SIZE + CONTEXT) * n_embd
     model = GPT(params, n_layer, n_embd, VOCAB_SIZE, CONTEXT)
     shards = 1 if name == "pretrain" else ranks
     recompute, compiled = "--recompute" in options, "--compile" in options
-    predicted = memory(model, samples, 4, shards, recompute, tp, compiled)["peak"]
+    predicted = memory(model, samples, 4, shards, recompute, tp, pp, compiled)["peak"]
     with tempfile.TemporaryDirectory() as folder:
-        chunks = STEPS * samples * ranks // tp + VAL_CHUNKS
+        batch_size = samples * micro_batches
+        chunks = STEPS * batch_size * ranks // (tp * pp) + VAL_CHUNKS
         Path(folder, "text").write_bytes(random.Random(0).randbytes(chunks * CONTEXT + 1))
         script = ["--script", name, "--shape", str(n_layer), str(n_embd)]
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         options = (
-            f"--text text --batch_size {samples} --val_tokens {VAL_CHUNKS * CONTEXT} {options}"
+            f"--text text --batch_size {batch_size} --val_tokens {VAL_CHUNKS * CONTEXT} {options}"
         )
         subprocess.run(
             [*torchrun, f"--nproc_per_node={ranks}", __file__, *script, *options.split()],

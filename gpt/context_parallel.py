@@ -1,16 +1,17 @@
-"""Pretrain a GPT with context parallelism, on several nodes (HOST is the name of one of them):
+"""Pretrain a GPT with FSDP and context parallelism, on several nodes (HOST is one of them):
 
     torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=HOST:29400 \
-        gpt/context_parallel.py 50 10 --text FILE --context 8192 --n_head 8
+        gpt/context_parallel.py 50 10 --text FILE --context 8192 --n_head 8 --cp_size 4
 
 Trains for 50 epochs and saves a snapshot every 10. Started again, it resumes from the snapshot;
-to start afresh, delete the file or name another one with --snapshot_path.
+to start afresh, delete the folder or name another one with --snapshot_path.
 It learns the bytes of the files after --text, by default those of Python's own source code.
 """
 
 import argparse
 import math
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -20,40 +21,43 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.elastic.multiprocessing.errors import record
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import distribute_tensor
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, DistributedSampler, Subset
 from tqdm import tqdm
+
+SNAPSHOT_NAMES = f"epoch_{4 * '[0-9]'}_sample_{12 * '[0-9]'}"  # a glob pattern
 
 
 class AllToAll(torch.autograd.Function):
     """Splits `x` along one dimension, sends rank i part i, and joins what comes along another."""
 
     @staticmethod
-    def forward(ctx, x, split_dim, join_dim):
-        ctx.dims = (join_dim, split_dim)  # the way back
-        parts = torch.stack(x.chunk(dist.get_world_size(), split_dim))
+    def forward(ctx, x, split_dim, join_dim, group):
+        ctx.way_back = (join_dim, split_dim, group)
+        parts = torch.stack(x.chunk(group.size(), split_dim))
         received = torch.empty_like(parts)
-        dist.all_to_all_single(received, parts)
+        dist.all_to_all_single(received, parts, group=group)
         return torch.cat(received.unbind(), join_dim)
 
     @staticmethod
     def backward(ctx, gradient):
-        return AllToAll.apply(gradient, *ctx.dims), None, None
-
-
-def part_of_this_rank(x):
-    """Returns a part of the last dimension of `x`, which is time."""
-    return x.chunk(dist.get_world_size(), -1)[dist.get_rank()]
+        return AllToAll.apply(gradient, *ctx.way_back), None, None, None
 
 
 class Block(nn.Module):
     """Causal self-attention and an MLP, from and to shape (batch, time, n_embd)."""
 
-    def __init__(self, n_head, n_embd):
+    def __init__(self, n_head, n_embd, cp_group):
         super().__init__()
+        self.cp_group = cp_group
         self.head_size = n_embd // n_head
         self.norm1 = nn.LayerNorm(n_embd)
         self.qkv = nn.Linear(n_embd, 3 * n_embd, bias=False)
@@ -64,25 +68,26 @@ class Block(nn.Module):
 
     def forward(self, x):
         qkv = self.qkv(self.norm1(x)).unflatten(2, (-1, 3, self.head_size)).transpose(1, 2)
-        qkv = AllToAll.apply(qkv, 1, 2)  # from a part of the time to all of it, for some heads
-        q, k, v = qkv.unbind(3)  # each of shape (batch, n_head / ranks, time, head_size)
+        qkv = AllToAll.apply(qkv, 1, 2, self.cp_group)  # the whole time, for some heads
+        q, k, v = qkv.unbind(3)  # each of shape (batch, n_head / cp_size, context, head_size)
         attention = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        attention = AllToAll.apply(attention, 2, 1)  # and back
+        attention = AllToAll.apply(attention, 2, 1, self.cp_group)  # and back
         x = x + self.proj(attention.transpose(1, 2).flatten(2))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
 class GPT(nn.Module):
-    """Maps bytes (batch, time) to logits of each next byte, (batch, time of this rank, 256)."""
+    """Maps bytes of shape (batch, time) to logits of each next byte, (batch, time, 256)."""
 
-    def __init__(self, n_layer, n_head, n_embd, context, recompute):
+    def __init__(self, n_layer, n_head, n_embd, context, recompute, cp_group):
         super().__init__()
+        self.cp_group = cp_group  # the ranks that share each sample
         self.shape = f"{n_layer=}, {n_head=}, {n_embd=}, {context=}"
         self.context = context
         self.recompute = recompute
         self.token_embedding = nn.Embedding(256, n_embd)
         self.position_embedding = nn.Embedding(context, n_embd)
-        self.blocks = nn.Sequential(*(Block(n_head, n_embd) for _ in range(n_layer)))
+        self.blocks = nn.Sequential(*(Block(n_head, n_embd, cp_group) for _ in range(n_layer)))
         self.norm = nn.LayerNorm(n_embd)
         self.head = nn.Linear(n_embd, 256, bias=False)
         num_params = sum(p.numel() for p in self.parameters()) - (256 + context) * n_embd
@@ -101,12 +106,15 @@ class GPT(nn.Module):
             # Each matrix has a seed of its own: a rank can draw those it needs, in any order.
             generator = torch.Generator(parameter.device)
             generator.manual_seed(seed + zlib.crc32(name.encode()))
-            parameter.normal_(std=std, generator=generator)
+            # Each rank draws the whole matrix, equal on any number of ranks, and keeps its shard.
+            matrix = torch.empty(parameter.shape, device=parameter.device)
+            matrix.normal_(std=std, generator=generator)
+            mesh, placements = parameter.device_mesh, parameter.placements
+            parameter.copy_(distribute_tensor(matrix, mesh, placements, src_data_rank=None))
 
     def forward(self, tokens):
         positions = torch.arange(tokens.shape[1], device=tokens.device)
-        tokens = part_of_this_rank(tokens)
-        positions = part_of_this_rank(positions)
+        positions += self.cp_group.rank() * tokens.shape[1]  # those of this rank's part
         x = self.token_embedding(tokens) + self.position_embedding(positions)
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False) if self.recompute else block(x)
@@ -120,35 +128,38 @@ class GPT(nn.Module):
             visible = tokens[:, -self.context :]
             length = visible.shape[1]
             padded = F.pad(visible, (0, self.context - length))  # always of the same shape
-            logits = self(padded)
+            parts = padded.chunk(self.cp_group.size(), 1)
+            logits = self(parts[self.cp_group.rank()])
             rank, position = divmod(length - 1, logits.shape[1])  # where the last byte is
             next_token = logits[0, position].softmax(0).multinomial(1)
-            dist.broadcast(next_token, rank)
+            dist.broadcast(next_token, group=self.cp_group, group_src=rank)
             tokens = torch.cat([tokens, next_token[None]], 1)
         return bytes(tokens[0].tolist()).decode(errors="replace")
 
 
 class TextDataset(Dataset):
-    """Chunks of `context` bytes of a file; a chunk's target is the same chunk one byte later."""
+    """This rank's part of each chunk of a file; its target is the same part one byte later."""
 
-    def __init__(self, path, context):
+    def __init__(self, path, context, cp_group):
         self.path = path
         self.context = context
+        self.part_size = context // cp_group.size()
+        self.part_start = self.part_size * cp_group.rank()
 
     def __len__(self):
         return max(0, self.path.stat().st_size - 1) // self.context
 
     def __getitem__(self, index):
-        with open(self.path, "rb") as file:  # only this chunk is read: a file may be large
-            file.seek(index * self.context)
-            chunk = file.read(self.context + 1)
+        with open(self.path, "rb") as file:  # only this part is read: a file may be large
+            file.seek(index * self.context + self.part_start)
+            chunk = file.read(self.part_size + 1)
         tokens = torch.frombuffer(bytearray(chunk), dtype=torch.uint8).long()
         return tokens[:-1], tokens[1:]
 
 
 def next_byte_loss(logits, targets):
-    """Returns the mean cross-entropy of the logits and this rank's part of bytes (batch, time)."""
-    return F.cross_entropy(logits.flatten(0, 1), part_of_this_rank(targets).flatten())
+    """Returns the mean cross-entropy of logits (batch, time, 256) and bytes (batch, time)."""
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 class ResumableSampler(DistributedSampler):
@@ -173,7 +184,7 @@ def start_own_session(worker_id):
 class Trainer:
     """Trains `model`, already on `device`, for `args.total_epochs`; resumes if a snapshot exists.
 
-    A snapshot holds all that is needed to resume: the state_dicts of `model` and `optimizer`, and
+    A snapshot is a folder: each rank saves and loads its own shards of `model` and `optimizer`, and
     `epochs_run`, the number of completed epochs and so the index of the next one.
     Of that next epoch, the first `samples_run` samples are trained already, with mean loss `loss`.
     """
@@ -189,6 +200,7 @@ class Trainer:
         self.shape = model.shape
         self.epochs_run = 0
         self.samples_run = 0
+        self.loss = 0.0
         self.steps = 0
         self.stop_requested = False
         self.rng = torch.default_generator  # that dropout draws from
@@ -201,11 +213,13 @@ class Trainer:
         use_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=use_bfloat16)
         self.total_loss = torch.zeros((), device=device)  # of the epoch's samples so far
-        if os.path.exists(args.snapshot_path):
-            self._load_snapshot(args.snapshot_path)
+        # .metadata is written last: only complete snapshots have it.
+        complete = Path(args.snapshot_path).glob(f"{SNAPSHOT_NAMES}/.metadata")
+        self.snapshot = max((file.parent for file in complete), default=None)
         self._agree_on_start()
-        self.model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
-        self.is_main = dist.get_rank() == 0  # this process logs and saves
+        if self.snapshot:
+            self._load_snapshot(self.snapshot)
+        self.is_main = dist.get_rank() == 0  # this process logs
         for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, self._request_stop)
 
@@ -221,7 +235,7 @@ class Trainer:
     def _agree_on_start(self):
         """Exits if the ranks start at different epochs: not all nodes have the newest snapshot."""
         starts = [None] * dist.get_world_size()
-        dist.all_gather_object(starts, (self.epochs_run, self.samples_run))
+        dist.all_gather_object(starts, self.snapshot and self.snapshot.name)
         if len(set(starts)) > 1:
             sys.exit(f"ranks start at epochs {starts}: use a shared disk, or copy the snapshot")
 
@@ -246,9 +260,9 @@ class Trainer:
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
-        self.total_loss += loss.detach() * len(inputs) / dist.get_world_size()
-        self.samples_run += len(inputs)
-        self.tokens += inputs.numel() / dist.get_world_size()  # all ranks have the same samples
+        self.total_loss += loss.detach() * len(inputs) / self.args.cp_size
+        self.samples_run += len(inputs) * dist.get_world_size() // self.args.cp_size
+        self.tokens += inputs.numel()
 
     @torch.no_grad()
     def _evaluate(self):
@@ -311,45 +325,50 @@ class Trainer:
         dist.all_reduce(total_loss)  # the sum over all ranks
         return total_loss.item() / self.samples_run
 
-    def _save_snapshot(self):
-        if not math.isfinite(self.loss):
-            sys.exit(f"the loss is {self.loss}, so nothing is saved: lower the learning rate?")
-        if not self.is_main:
-            return
-        snapshot = {
-            "model": self.model.module.state_dict(),  # without the DDP wrapper
-            "optimizer": self.optimizer.state_dict(),
+    def _state_dict(self):
+        """Returns what a snapshot holds: the position, and the shards in use, not copies."""
+        options = StateDictOptions(flatten_optimizer_state_dict=True)  # by the weights' names
+        model_state, optimizer_state = get_state_dict(self.model, self.optimizer, options=options)
+        return {
+            "model": model_state,
+            "optimizer": optimizer_state,
             "shape": self.shape,
             "epochs_run": self.epochs_run,
             "samples_run": self.samples_run,
             "loss": self.loss,
         }
-        path = self.args.snapshot_path
-        tmp_path = f"{path}.tmp"
+
+    def _save_snapshot(self):
+        if not math.isfinite(self.loss):
+            sys.exit(f"the loss is {self.loss}, so nothing is saved: lower the learning rate?")
+        if self.is_main:
+            for folder in Path(self.args.snapshot_path).glob(SNAPSHOT_NAMES):
+                if folder != self.snapshot:  # an older one, or one that a kill has cut short
+                    shutil.rmtree(folder)
+        name = f"epoch_{self.epochs_run:04}_sample_{self.samples_run:012}"
+        path = Path(self.args.snapshot_path, name)
         try:
-            with open(tmp_path, "wb") as file:
-                torch.save(snapshot, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(tmp_path, path)  # atomic: `path` is always a complete snapshot
-        except (OSError, RuntimeError) as error:
-            sys.exit(f"cannot save {path}: disk full, or file used by another run? {error}")
+            dcp.save(self._state_dict(), checkpoint_id=path)
+        except dcp.CheckpointException as error:
+            sys.exit(f"cannot save {path}: disk full, or file used by another run? {error!r:.150}")
+        self.snapshot = path
         position = f"epoch {self.epochs_run} + {self.samples_run} samples"
         self._log(f"{position} | loss {self.loss:.4g} | saved {path}")
         self._restart_clock()
 
     def _load_snapshot(self, path):
         try:
-            snapshot = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+            snapshot = {"shape": ""}
+            dcp.load(snapshot, checkpoint_id=path)
             if snapshot["shape"] != self.shape:
                 raise ValueError(f"saved by a model of {snapshot['shape']}, not {self.shape}")
-            self.model.load_state_dict(snapshot["model"])
-            self.optimizer.load_state_dict(snapshot["optimizer"])
+            snapshot = self._state_dict()
+            dcp.load(snapshot, checkpoint_id=path)  # into the shards in use
             self.epochs_run = snapshot["epochs_run"]
-            self.samples_run = snapshot.get("samples_run", 0)
-            self.loss = snapshot.get("loss", 0.0)
+            self.samples_run = snapshot["samples_run"]
+            self.loss = snapshot["loss"]
             self.total_loss.fill_(self.loss * self.samples_run / dist.get_world_size())
-        except Exception as error:
+        except (Exception, dcp.CheckpointException) as error:
             sys.exit(f"cannot load {path}: move it or set another --snapshot_path\n{error!r}")
 
     def _log(self, message):
@@ -389,7 +408,7 @@ def parse_args():
     parser.add_argument("--save_every_steps", type=int, default=100, help="steps per snapshot")
     parser.add_argument("--eval_every_steps", type=int, default=1000, help="steps per evaluation")
     parser.add_argument("--val_tokens", type=int, default=65536, help="the end, never trained on")
-    parser.add_argument("--batch_size", type=int, default=32, help="of all devices together")
+    parser.add_argument("--batch_size", type=int, default=32, help="per device")
     stdlib_files = sorted(Path(os.__file__).parent.glob("*.py"))
     parser.add_argument("--text", nargs="+", type=Path, default=stdlib_files, metavar="FILE")
     parser.add_argument("--n_layer", type=int, default=4)
@@ -402,7 +421,8 @@ def parse_args():
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--peak_tflops", type=float, help="of a device, to log the MFU")
     parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
-    parser.add_argument("--snapshot_path", default="snapshot.pt")
+    parser.add_argument("--snapshot_path", default="snapshot", help="a folder")
+    parser.add_argument("--cp_size", type=int, default=1, help="devices that share each sample")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     if "LOCAL_RANK" not in os.environ:
@@ -421,6 +441,8 @@ def parse_args():
         parser.error("--warmup_steps must be 1 or more")
     if args.peak_tflops is not None and not 0 < args.peak_tflops < math.inf:
         parser.error("--peak_tflops must be more than 0")
+    if args.cp_size < 1 or args.n_head % args.cp_size or args.context % args.cp_size:
+        parser.error("--cp_size must be 1 or more, and divide both --n_head and --context")
     for path in args.text:
         if not path.is_file() or not os.access(path, os.R_OK):
             parser.error(f"cannot read --text {path}")
@@ -452,23 +474,35 @@ def main(args):
         device = torch.device("cpu")
         dist.init_process_group("gloo")
     torch.manual_seed(args.seed)
-    if args.n_head % dist.get_world_size() or args.context % dist.get_world_size():
-        sys.exit(f"--n_head and --context must be multiples of {dist.get_world_size()}, the ranks")
-    text = ConcatDataset([TextDataset(path, args.context) for path in args.text])
+    if dist.get_world_size() % args.cp_size:
+        sys.exit(f"--cp_size {args.cp_size} does not divide the {dist.get_world_size()} ranks")
+    dp_size = dist.get_world_size() // args.cp_size
+    cp_mesh = init_device_mesh(device.type, (dp_size, args.cp_size), mesh_dim_names=("dp", "cp"))
+    cp_group = cp_mesh.get_group("cp")
+    text = ConcatDataset([TextDataset(path, args.context, cp_group) for path in args.text])
     val_chunks = args.val_tokens // args.context
     if len(text) <= val_chunks:
         sys.exit(f"--text has {len(text)} chunks: {val_chunks} are for validation, add text")
     dataset = Subset(text, range(len(text) - val_chunks))
-    model = GPT(args.n_layer, args.n_head, args.n_embd, args.context, args.recompute).to(device)
+    with torch.device("meta"):  # shapes, but no memory
+        model = GPT(args.n_layer, args.n_head, args.n_embd, args.context, args.recompute, cp_group)
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("dp",))
+    fsdp_config = {"mesh": mesh["dp"]}
+    if torch.cuda.is_bf16_supported(including_emulation=False):
+        fsdp_config["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)
+    for block in model.blocks:
+        fully_shard(block, **fsdp_config)
+    fully_shard([model.norm, model.head], **fsdp_config, reshard_after_forward=False)
+    fully_shard(model, **fsdp_config)
+    model.to_empty(device=device)  # memory for this rank's shards
     model.init_weights(args.seed)
     if args.compile:
         torch.set_float32_matmul_precision("high")  # TF32 for products of float32 matrices
-        torch._dynamo.config.optimize_ddp = False  # it would cut a block into DDP's buckets
         for block in model.blocks:  # equal blocks share one compilation
             block.compile()
     optimizer = configure_optimizer(model, args.learning_rate)
     loss_fn = torch.compile(next_byte_loss) if args.compile else next_byte_loss
-    sampler = ResumableSampler(dataset, num_replicas=1, rank=0, seed=args.seed)  # equal on all
+    sampler = ResumableSampler(dataset, dp_size, cp_mesh.get_local_rank("dp"), seed=args.seed)
     train_loader = DataLoader(
         dataset,
         args.batch_size,
@@ -479,7 +513,7 @@ def main(args):
         pin_memory=device.type == "cuda",
     )
     val_set = Subset(text, range(len(dataset), len(text)))
-    val_sampler = DistributedSampler(val_set, num_replicas=1, rank=0, shuffle=False)
+    val_sampler = DistributedSampler(val_set, dp_size, cp_mesh.get_local_rank("dp"), shuffle=False)
     val_loader = DataLoader(val_set, args.batch_size, sampler=val_sampler)
     Trainer(model, train_loader, val_loader, loss_fn, optimizer, device, args).train()
     generated = model.generate("\n", 300)

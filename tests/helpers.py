@@ -27,7 +27,7 @@ from tools.steps import STEPS
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = [STEPS[0].base, *(step.file for step in STEPS)]
-SCRIPT_PATH = r"((recipes|gpt)/)?\w+\.py"
+SCRIPT_PATH = r"((recipes|by_hand|gpt)/)?\w+\.py"
 NIGHTLY = [pytest.mark.long, pytest.mark.nightly]
 TIMEOUT_S = 180  # of any one wait: several times what it takes on a busy laptop
 

@@ -30,8 +30,9 @@ from test_gpt import TINY
 import singlegpu
 from tools import steps
 
-RECIPES = [step.file for step in steps.RECIPES + steps.GPT]
+RECIPES = [step.file for step in steps.RECIPES + steps.BY_HAND + steps.GPT]
 TP_SIZE = "--tp_size must be 1 or more, and divide both --n_head and --context"
+N_KV_HEAD = "--n_kv_head must divide --n_head, and --n_embd / --n_head be even"
 LIMITS = "epochs and batch size must be 1 or more, --num_workers 0 or more"
 
 
@@ -75,10 +76,14 @@ def test_batch_size(script, monkeypatch, capsys):
     [
         ("gpt/gpt.py", "--text missing.txt", "cannot read --text missing.txt"),
         ("gpt/gpt.py", "--n_head 3", "and --n_head divide --n_embd"),
+        ("gpt/llama.py", "--n_kv_head 3", N_KV_HEAD),
+        ("gpt/llama.py", "--n_head 2 --n_embd 6", N_KV_HEAD),
         ("gpt/pretrain.py", "--val_tokens 63", "--val_tokens at least --context"),
         ("gpt/tensor_parallel.py", "--tp_size 0", TP_SIZE),
         ("gpt/tensor_parallel.py", "--tp_size 4", TP_SIZE),
         ("gpt/tensor_parallel.py", "--context 9 --tp_size 2", TP_SIZE),
+        ("gpt/context_parallel.py", "--cp_size 4", TP_SIZE.replace("tp", "cp")),
+        ("gpt/context_parallel.py", "--context 9 --cp_size 2", TP_SIZE.replace("tp", "cp")),
         ("gpt/pipeline_parallel.py", "--pp_size 5", "at most --n_layer and --micro_batches"),
         ("gpt/pipeline_parallel.py", "--micro_batches 0", "at most --n_layer and --micro_batches"),
         (
@@ -86,6 +91,7 @@ def test_batch_size(script, monkeypatch, capsys):
             "--micro_batches 5",
             "--micro_batches must divide --batch_size",
         ),
+        ("gpt/moe.py", "--top_k 9", "--top_k must be 1 or more, and at most --n_experts"),
         ("gpt/local_sgd.py", "--sync_every 0", "--outer_lr above 0, --outer_momentum 0 to 1"),
     ],
 )

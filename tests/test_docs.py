@@ -403,6 +403,17 @@ def test_lines_of_the_page_on_stacks():
     assert re.findall(r"\(barrier\.py:(\d+)\)", page) == list(map(str, numbers))
 
 
+def test_sessions_in_python(tmp_path):
+    """What a page types into Python answers as the page shows."""
+    for page in (ROOT / "docs").rglob("*.md"):
+        session = re.findall(r"^```pycon\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+        if session:
+            path = tmp_path / f"{page.stem}.txt"
+            path.write_text("\n".join(session))
+            result = run(sys.executable, "-m", "doctest", path)
+            assert result.returncode == 0, result.stdout + result.stderr
+
+
 def arguments_of(function):
     """Returns the lines that the tests pass into a function of helpers.py."""
     return {

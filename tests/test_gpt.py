@@ -30,7 +30,7 @@ from torch.nn import functional
 
 from tools.steps import GPT
 
-OTHER_DATA = ("gpt/finetune.py", "gpt/finetune_chat.py", "gpt/tokens.py")
+OTHER_DATA = ("gpt/finetune.py", "gpt/finetune_chat.py", "gpt/tokens.py", "gpt/llama.py")
 NAMES = [step.file for step in GPT if step.file not in OTHER_DATA]
 # The others have other gradients, but the same way to stop and resume; see test_gpt_sharded.py.
 WITH_SNAPSHOTS_OF_THEIR_OWN = ["gpt/gpt.py", "gpt/pretrain.py", "gpt/fsdp.py", "gpt/local_sgd.py"]
@@ -39,6 +39,7 @@ OPTIONS = {
     "gpt/slow_network.py": "--compress",
     "gpt/local_sgd.py": "--sync_every 4",
     "gpt/tensor_parallel.py": "--tp_size 2",
+    "gpt/context_parallel.py": "--cp_size 2",
 }
 BATCH_SIZE = 16  # of all ranks together
 SIZE = 182  # chunks: 11 global batches of 16 and one of 6

@@ -1,5 +1,7 @@
 """The files of gpt/ that shard: the same weights as pretrain.py's on one rank, in less memory."""
 
+import difflib
+import math
 import re
 import shutil
 import signal
@@ -51,9 +53,8 @@ def write_script(shell, name, setup=""):
 def start(shell, name, snapshot, ranks=1, setup="", options="", steps=STEPS, **variables):
     """Starts an epoch of some steps, with the same global batches on any number of ranks."""
     write_text(shell.folder / "text", steps * BATCH_SIZE + VAL_CHUNKS, 8)
-    split = re.search(r"--[tp]p_size (\d+)", options)
-    ranks_per_batch = ranks if name == "context_parallel.py" else int(split[1]) if split else 1
-    batch_size = BATCH_SIZE * ranks_per_batch // ranks
+    sizes = map(int, re.findall(r"--[tpc]p_size (\d+)", options))  # of ranks that share samples
+    batch_size = BATCH_SIZE * math.prod(sizes) // ranks
     options = f"{SHORT_VAL} {options} --batch_size {batch_size}"
     options += f" --text text --snapshot_path {snapshot}"
     command = f"{write_script(shell, name, setup)} 1 1 {SMALL} {options}"
@@ -76,37 +77,51 @@ LAYOUTS = {  # ranks and options
         (3, "--pp_size 3 --micro_batches 4"),
         (4, "--pp_size 2 --micro_batches 3"),
     ],
-    "context_parallel.py": [(4, "")],
+    "context_parallel.py": [(4, "--cp_size 4"), (4, "--cp_size 2")],
+    "three_d.py": [(8, "--pp_size 2 --tp_size 2 --micro_batches 3")],
+    "moe.py": [(2, "--recompute --eval_every_steps 3"), (4, "")],
+    "expert_parallel.py": [(2, ""), (4, "--recompute --eval_every_steps 3")],
 }
 
 
+def reference(name):
+    """Returns the file whose weights on one rank those of `name` must equal."""
+    return "moe.py" if name in ("moe.py", "expert_parallel.py") else "pretrain.py"
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_split_is_pretrain(shell, name):
+def test_split_is_one_rank(shell, name):
     """The weights after 20 steps, and the loss, of one rank and of several.
 
     In float64 with AdamW and clipping; and in float32 with neither, as both would hide it if the
     gradients of all steps were, say, twice too large.
     """
-    layers = "--n_layer 4" if name == "pipeline_parallel.py" else ""
+    layers = {"pipeline_parallel.py": "--n_layer 4", "three_d.py": "--n_layer 2"}.get(name, "")
     options = f"{layers} --learning_rate 0.02"
     assert_equal_weights(shell, name, LAYOUTS[name], FLOAT64, options, 1e-12)
     options = f"{layers} --learning_rate 0.3"
     assert_equal_weights(shell, name, LAYOUTS[name][-1:], PLAIN_SGD, options, 5e-5)
 
 
+def val_loss(output):
+    """Returns the last loss on the validation set in the log, of four digits."""
+    return float(re.findall(r"val loss (\S+),", output)[-1])
+
+
 def assert_equal_weights(shell, name, layouts, setup, options, tolerance):
-    output = start(shell, "pretrain.py", "one.pt", setup=setup, options=options).succeeds()
+    output = start(shell, reference(name), "one.pt", setup=setup, options=options).succeeds()
     if setup == FLOAT64:
         assert 0 < output.count("\nclipped") < STEPS
     for ranks, option in layouts:
-        start(shell, name, "several", ranks, setup, f"{options} {option}").succeeds()
+        job = start(shell, name, "several", ranks, setup, f"{options} {option}")
+        assert val_loss(job.succeeds()) == val_loss(output)
         diff = weights_diff(shell, "several", "one.pt")
-        print(name, ranks, option, "differs from pretrain.py by", diff)
+        print(name, ranks, option, "differs from one rank by", diff)
         assert diff < tolerance
         losses = [load_gpt(shell.folder / path)["loss"] for path in ("several", "one.pt")]
         assert losses[0] == pytest.approx(losses[1], rel=tolerance)
         subprocess.run(["rm", "-r", "several"], cwd=shell.folder)
-    (shell.folder / "one.pt").unlink()
+    subprocess.run(["rm", "-r", "one.pt"], cwd=shell.folder)
 
 
 FORCE_BFLOAT16 = "torch.cuda.is_bf16_supported = lambda including_emulation: True"
@@ -184,19 +199,32 @@ def test_compiled(shell, name):
             ("pipeline_parallel.py", 1, "--micro_batches 1"),
         ],
         [
-            ("context_parallel.py", 2, ""),
-            ("pretrain.py", 1, ""),
-            ("context_parallel.py", 4, ""),
+            ("context_parallel.py", 2, "--cp_size 2"),
+            ("fsdp.py", 1, ""),
+            ("context_parallel.py", 4, "--cp_size 2"),
             ("context_parallel.py", 2, ""),
         ],
+        [
+            ("three_d.py", 8, "--pp_size 2 --tp_size 2 --micro_batches 3"),
+            ("fsdp.py", 2, ""),
+            ("three_d.py", 4, "--pp_size 2 --tp_size 2 --micro_batches 3"),
+            ("fsdp.py", 2, ""),
+        ],
+        [
+            ("expert_parallel.py", 2, ""),
+            ("moe.py", 3, "--recompute"),
+            ("expert_parallel.py", 4, ""),
+            ("moe.py", 2, ""),
+        ],
     ],
-    ids=["sharded", "pipeline", "context"],
+    ids=["sharded", "pipeline", "context", "three_d", "experts"],
 )
 def test_stopped_and_resumed_on_other_ranks(shell, runs):
     """Three are stopped by a signal in mid-epoch; the last trains the end."""
-    layers = " --n_layer 4" if runs[0][0] == "pipeline_parallel.py" else ""
+    layers = " --n_layer 4" if "--pp_size" in runs[0][2] else ""
     steps = 2 * STEPS
-    start(shell, "pretrain.py", "one.pt", setup=FLOAT64, options=layers, steps=steps).succeeds()
+    one_rank = reference(runs[0][0])
+    start(shell, one_rank, "one.pt", setup=FLOAT64, options=layers, steps=steps).succeeds()
     stops = [(3, 10), (18, 20), (21, 30)]  # step of the signal, and of the stop
     for (name, ranks, options), (signal_step, stop_step) in zip(runs, stops, strict=False):
         where = {"SIGNAL": "15", "SIGNAL_AT": f"0 {signal_step * BATCH_SIZE}"}
@@ -228,14 +256,35 @@ script.Trainer._evaluate = lambda self: None
     assert weights_diff(shell, "several", "one.pt") < 1e-12
 
 
+def test_loss_parallelism(shell):
+    """With the lines of the page in place of those that are most like them."""
+    lines = (ROOT / "gpt" / "tensor_parallel.py").read_text().splitlines()
+    page = (ROOT / "docs" / "gpt" / "tensor_parallel.md").read_text()
+    (shown,) = re.findall(r"^```python\n(.*?)\n```", page, re.DOTALL | re.MULTILINE)
+    for change in re.split(r"\n?# in .*\n", shown)[1:]:
+        (old,) = difflib.get_close_matches(change.splitlines()[-1], lines, 1)
+        lines[lines.index(old)] = change
+    (shell.folder / "changed").write_text("\n".join(lines))
+    changed = "exec(open('changed').read(), script.__dict__)" + SHORT_GPT
+    for ranks, setup, rate, tolerance in ((4, FLOAT64, 0.02, 1e-12), (2, PLAIN_SGD, 0.3, 5e-5)):
+        options = f"--learning_rate {rate}"
+        start(shell, "pretrain.py", "one.pt", 1, setup, options).succeeds()
+        options += " --tp_size 2"
+        start(shell, "tensor_parallel.py", "several", ranks, changed + setup, options).succeeds()
+        diff = weights_diff(shell, "several", "one.pt")
+        print("loss parallelism differs from pretrain.py by", diff)
+        assert diff < tolerance
+        shutil.rmtree(shell.folder / "several")
+        (shell.folder / "one.pt").unlink()
+
+
 def test_more_ranks_than_val_chunks(shell):
     """Both ranks take the one chunk there is, and its loss is that of a single rank."""
     losses = []
     for ranks in (1, 2):
         options = "--val_tokens 8"
         job = start(shell, "fsdp.py", f"of_{ranks}", ranks, options=options, steps=2)
-        output = job.succeeds()
-        losses.append(float(re.search(r"val loss (\S+),", output)[1]))
+        losses.append(val_loss(job.succeeds()))
     assert 0 < losses[0] < 6  # chance: log(256) = 5.5
     assert losses[1] == pytest.approx(losses[0], rel=1e-3)
 
@@ -365,7 +414,17 @@ def test_snapshot_of_another_layout(shell):
             "--tp_size 3 does not divide the 2 ranks",
         ),
         ("pipeline_parallel.py", "--pp_size 3", "--pp_size 3 does not divide the 2 ranks"),
-        ("context_parallel.py", "--n_head 1", "--n_head and --context must be multiples of 2"),
+        (
+            "context_parallel.py",
+            "--n_head 3 --n_embd 33 --context 9 --cp_size 3",
+            "--cp_size 3 does not divide the 2 ranks",
+        ),
+        (
+            "three_d.py",
+            "--pp_size 2 --tp_size 2",
+            "--pp_size times --tp_size does not divide the 2 ranks",
+        ),
+        ("expert_parallel.py", "--n_experts 3", "--n_experts must be a multiple of 2, the ranks"),
     ],
 )
 def test_ranks_that_do_not_divide(shell, name, options, message):
@@ -492,7 +551,7 @@ script.GPT.generate = lambda self, prompt, max_new_tokens: ""
         pytest.param(  # activations of a part of the time
             "--n_layer 3 --n_head 4 --n_embd 128 --context 8192 --batch_size 1",
             1,
-            [("context_parallel.py", 4, "", 0.45)],
+            [("context_parallel.py", 4, "--cp_size 4", 0.45)],
             marks=NIGHTLY,
         ),
     ],

@@ -25,13 +25,18 @@ from tools.steps import ALL
 
 NAMES = ["singlegpu.py", *(step.file for step in ALL if step.file.endswith(".py"))]
 NAMES.remove("recipes/regroup.py")  # its page: for gloo
+TOKENS = ["gpt/tokens.py", "gpt/llama.py"]
 FINETUNE = ["gpt/finetune.py", "gpt/finetune_chat.py"]
-PRETENDED = [name for name in NAMES if name not in ("recipes/images.py", *FINETUNE)]
-PRETENDED += [pytest.param(name, marks=pytest.mark.long) for name in FINETUNE]  # they load slowly
+OTHERS = [name for name in NAMES if name not in (*SCRIPTS, "gpt/fsdp.py", "recipes/images.py")]
+PRETENDED = [*SCRIPTS, "gpt/fsdp.py", *(pytest.param(n, marks=pytest.mark.long) for n in OTHERS)]
 OPTIONS = {
     **GPT_OPTIONS,
     "gpt/pipeline_parallel.py": "--pp_size 2 --micro_batches 2 --n_layer 2",
-    "gpt/tokens.py": "--data {folder}/tokens",
+    "gpt/three_d.py": "--tp_size 2 --micro_batches 2",
+    # All experts: of fewer, a token may select others in bfloat16 than in float32.
+    "gpt/moe.py": "--n_experts 2 --top_k 2",
+    "gpt/expert_parallel.py": "--n_experts 2 --top_k 2",
+    **dict.fromkeys(TOKENS, "--data {folder}/tokens"),
     **dict.fromkeys(FINETUNE, "--model {folder}/model --export_path {folder}/exported"),
 }
 # The others load their snapshots as one of these does.
@@ -46,7 +51,7 @@ def options_of(shell, name):
     if not name.startswith("gpt/"):
         return options
     chunks = SIZE + VAL_CHUNKS
-    if name == "gpt/tokens.py":
+    if name in TOKENS:
         (shell.folder / "tokens").mkdir()
         save_tokenizer(shell.folder / "tokens" / "tokenizer.json", 300)
         tokens = torch.randint(300, [chunks * CONTEXT + 1]).to(torch.uint16)

@@ -104,6 +104,11 @@ EXCEPTIONS = [
     Row("images.md: (Global|step 1|RuntimeError)", "test_images.py runs that"),
     Row("step_timeout.md: torchrun ", "a second terminal stops it", until="saved step_timeout.pt"),
     Row("step_timeout.md: sbatch ", "test_step_timeout.py makes that file"),
+    Row(
+        "llama.md: python export.py",
+        "with the code of the page",
+        before=f"{PYTHON_FENCE} docs/gpt/llama.md > export.py",
+    ),
     Row("cost.md: python ", "test_cost.py does that"),
     Row("(errors|hangs).md: ", "test_hangs.py and others provoke that"),
     Row("debugging.md: torchrun .*(barrier|timer).py", "hangs", until=HANGS),

@@ -42,7 +42,7 @@ def test_letters_in_pictures():
 
 SLOW = [
     pytest.param(s, marks=[pytest.mark.nightly, pytest.mark.long])
-    for s in ("charts", "fsdp_calls", "placements")
+    for s in ("charts", "experts", "fsdp_calls", "placements")
 ]
 
 

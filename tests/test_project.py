@@ -11,7 +11,7 @@ from helpers import ROOT
 from tools import steps
 
 RECIPES = steps.RECIPES + steps.PREEMPTIBLE_RECIPES + steps.ELASTIC_RECIPES
-SCRIPT_STEPS = steps.STEPS + RECIPES + steps.GPT
+SCRIPT_STEPS = steps.STEPS + RECIPES + steps.BY_HAND + steps.GPT
 
 
 @pytest.mark.parametrize("step", steps.ALL, ids=lambda step: step.file)
@@ -40,6 +40,7 @@ def copy(tmp_path):
     shutil.copytree(ROOT / "tools", tmp_path / "tools")
     shutil.copytree(ROOT / "slurm", tmp_path / "slurm")
     shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
+    shutil.copytree(ROOT / "by_hand", tmp_path / "by_hand")
     shutil.copytree(ROOT / "gpt", tmp_path / "gpt")
     for name in {step.base for step in steps.STEPS} | {step.file for step in steps.STEPS}:
         shutil.copy(ROOT / name, tmp_path)
@@ -87,8 +88,9 @@ def test_cascade_goes_round_a_conflict(copy):
         "then run: make cascade FROM=gpt/gpt.py\n"
         "cascade: conflict in recipes/images.py: resolve the marked lines\n"
         "cascade: conflict in recipes/fsdp.py: resolve the marked lines\n"
+        "cascade: conflict in by_hand/zero.py: resolve the marked lines\n"
     )
-    left_out = ["gpt/gpt.py", "recipes/fsdp.py", "recipes/images.py"]
+    left_out = ["gpt/gpt.py", "recipes/fsdp.py", "recipes/images.py", "by_hand/zero.py"]
     for step in SCRIPT_STEPS:
         if step.base in left_out:
             left_out.append(step.file)

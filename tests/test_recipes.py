@@ -20,9 +20,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 
 import singlegpu
-from tools.steps import RECIPES
+from tools.steps import BY_HAND, RECIPES
 
-NAMES = [step.file for step in RECIPES]
+NAMES = [step.file for step in RECIPES + BY_HAND]
 OPTIONS = {"recipes/mixed_precision.py": "--dtype float16"}
 
 # What a recipe must cope with beyond the toy: an optimizer that also keeps scalars per tensor; a

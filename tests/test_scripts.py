@@ -47,6 +47,7 @@ ELSEWHERE = {
     "bench/gpu.py": ("test_gpu_bench.py", "bench/gpu.py"),
     "bench/nanogpt_loop.py": ("test_gpu_bench.py", "gpu.VARIANTS"),
     "bench/measure.py": ("test_gpu_bench.py", "bench/measure.py"),
+    "bench/overlap.py": ("test_by_hand.py", "bench/overlap.py"),
     "bench/memory_peaks.py": ("test_memory.py", "memory_peaks.run("),
     "tools/chain/run.py": ("test_path.py", "tools.chain.run"),
     "tools/chain/cascade.py": ("test_project.py", "tools.chain.cascade"),

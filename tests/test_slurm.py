@@ -234,8 +234,8 @@ TIME_LIMIT = "scancel --signal=USR1 --batch $job"
 @pytest.mark.parametrize(
     ("partition", "nodes", "faults"),
     [
-        ("grace", 1, [TIME_LIMIT, PREEMPT]),
-        pytest.param("main", 2, [PREEMPT], marks=pytest.mark.long),
+        ("grace", 1, [PREEMPT]),
+        pytest.param("main", 2, [TIME_LIMIT, PREEMPT], marks=pytest.mark.long),
     ],
 )
 def test_preemptible(cluster, shell, partition, nodes, faults):

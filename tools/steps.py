@@ -49,6 +49,10 @@ ELASTIC_RECIPES = [
     Step("elastic_ddp.py", "recipes/own_disks.py", 18),
     Step("elastic_ddp.py", "recipes/regroup.py", 125),
 ]
+BY_HAND = [
+    Step("multigpu_torchrun.py", "by_hand/ddp.py", 45),
+    Step("by_hand/ddp.py", "by_hand/zero.py", 72),
+]
 GPT = [
     Step("preemptible.py", "gpt/gpt.py", 136),
     Step("gpt/gpt.py", "gpt/pretrain.py", 121),
@@ -57,16 +61,20 @@ GPT = [
     Step("gpt/fsdp.py", "gpt/accumulate.py", 24),
     Step("gpt/fsdp.py", "gpt/async_save.py", 31),
     Step("gpt/fsdp.py", "gpt/tensor_parallel.py", 44),
-    Step("gpt/pretrain.py", "gpt/context_parallel.py", 55),
+    Step("gpt/fsdp.py", "gpt/context_parallel.py", 68),
     Step("gpt/pretrain.py", "gpt/tokens.py", 84),
+    Step("gpt/tokens.py", "gpt/llama.py", 106),
     Step("gpt/pretrain.py", "gpt/slow_network.py", 17),
     Step("gpt/fsdp.py", "gpt/pipeline_parallel.py", 125),
+    Step("gpt/pipeline_parallel.py", "gpt/three_d.py", 45),
+    Step("gpt/fsdp.py", "gpt/moe.py", 68),
+    Step("gpt/moe.py", "gpt/expert_parallel.py", 58),
     Step("gpt/fsdp.py", "gpt/local_sgd.py", 46),
     Step("gpt/fsdp.py", "gpt/finetune.py", 193),  # 100 of them are the GPT, which goes
     Step("gpt/finetune.py", "gpt/finetune_chat.py", 55),
 ]
 STAGES = [STEPS[0].base, *(step.file for step in STEPS)]
-ALL = STEPS + JOB_STEPS + RECIPES + PREEMPTIBLE_RECIPES + ELASTIC_RECIPES + GPT
+ALL = STEPS + JOB_STEPS + RECIPES + PREEMPTIBLE_RECIPES + ELASTIC_RECIPES + BY_HAND + GPT
 
 
 def changed_lines(old, new):

@@ -85,6 +85,9 @@ class Translate(TorchFunctionMode):
             return ANSWERS[func](args[0])
         if func in OF_MEMORY and isinstance(args[0], GPUTensor):
             return func(args[0].on_cpu, *args[1:])
+        if func == torch.Tensor.data.__set__ and isinstance(args[0], GPUTensor):
+            args[0].on_cpu = args[1].on_cpu
+            return None
         if func == torch.Tensor.cuda:
             return args[0].to(*args[1:] or ["cuda"])
         asked = [gpu for gpu in map(number, tree_leaves((args, kwargs))) if gpu is not None]

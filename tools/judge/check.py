@@ -44,7 +44,8 @@ EPOCHS = 3
 SILENCE_S = 30  # after which a run hangs; a right script is silent for less than 15
 CHUNKS = 12 * 16  # of the text for a GPT, to train on; its steps are no multiple of ten
 GPT_OPTIONS = "--batch_size 8 --n_layer 4 --n_head 2 --n_embd 32 --context 8 --text text"
-GPT_OPTIONS += f" {helpers.SHORT_VAL}"
+VAL_CHUNKS = 16  # a whole batch, since a pipeline takes no other
+GPT_OPTIONS += f" --val_tokens {8 * VAL_CHUNKS}"
 PYTHON = ("python",)
 TORCHRUN = ("torchrun --standalone --nproc_per_node=2",)
 RESTARTING = (f"{TORCHRUN[0]} --max-restarts=1",)
@@ -66,6 +67,7 @@ class Stage(NamedTuple):
     processes: int = 2
     batch: int = 48  # of all processes together
     max_diff: float = 1e-4  # of the weights; rounding in float32 gives 1e-6
+    own_weights: bool = False  # each rank begins with others: the script must broadcast rank 0's
     reference: str = ""  # the file whose weights on one process are right, if no plain loop's
 
 
@@ -94,6 +96,7 @@ STAGES = {
     "recipes/mixed_precision": MULTINODE._replace(max_diff=0.02),
     "recipes/profiler": MULTINODE,
     "recipes/tensorboard_logging": MULTINODE,
+    "by_hand/ddp": Stage(f"{SEVERAL} gpus device restart", TORCHRUN, own_weights=True),
     "gpt/pretrain": FSDP._replace(checks=FSDP.checks.replace("sharded", "save")),
     "gpt/fsdp": FSDP,
     "gpt/accumulate": FSDP._replace(options=f"{GPT_OPTIONS} --micro_batch_size 3"),
@@ -102,7 +105,14 @@ STAGES = {
     "gpt/pipeline_parallel": SPLIT._replace(
         options=f"{GPT_OPTIONS} --pp_size 2 --micro_batches 4 --batch_size 16"
     ),
-    "gpt/context_parallel": SPLIT._replace(options=f"{GPT_OPTIONS} --batch_size 16"),
+    "gpt/context_parallel": SPLIT._replace(options=f"{GPT_OPTIONS} --cp_size 2 --batch_size 16"),
+    "gpt/three_d": SPLIT._replace(
+        launchers=tuple(node.replace("nproc_per_node=1", "nproc_per_node=2") for node in NODES),
+        options=f"{GPT_OPTIONS} --pp_size 2 --tp_size 2 --micro_batches 4 --batch_size 16",
+        processes=4,
+    ),
+    "gpt/moe": FSDP._replace(reference="gpt/moe.py"),
+    "gpt/expert_parallel": SPLIT._replace(reference="gpt/moe.py"),
 }
 
 
@@ -262,7 +272,7 @@ class Judge:
         self.task = task
         self.folder = folder
         self.shell = helpers.Shell(folder)
-        helpers.write_text(folder / "text", helpers.VAL_CHUNKS + CHUNKS, 8)
+        helpers.write_text(folder / "text", VAL_CHUNKS + CHUNKS, 8)
 
     def run(self, total, snapshot, more="", save_every=1, launchers=(), nodes=(), gpus=0, **probe):
         """Trains a few epochs; without launchers, only the ranks start, which is faster."""
@@ -275,6 +285,8 @@ class Judge:
         variables |= {f"PROBE_{name.upper()}": str(value) for name, value in probe.items()}
         if self.stage.reference:
             variables["PROBE_FLOAT64"] = "1"
+        if self.stage.own_weights:
+            variables["PROBE_OWN_WEIGHTS"] = "1"
         options = f"{total} {save_every} --snapshot_path {snapshot} {self.stage.options} {more}"
         starts_its_ranks = self.stage.launchers == PYTHON and self.stage.processes > 1
         if launchers or starts_its_ranks:
@@ -445,7 +457,12 @@ class Judge:
             if not all(step["training"] for step in ranks):
                 raise WrongError(f"In step {number + 1}, the model is in eval mode.")
             if len(weights) > 1 and not self.stage.reference:
-                raise WrongError(f"After {number} steps, the ranks have different weights.")
+                message = f"After {number} steps, the ranks have different weights."
+                if number == 0:
+                    message += " All must begin with those of rank 0."
+                if any(step["running"] for step in self.straight.steps[0]):
+                    message += " The optimizer steps before each all-reduce has been waited for."
+                raise WrongError(message)
         if self.stage.processes > 1 and not self.stage.reference:
             self.compare_first_update()
         self.compare("Beside one process that takes the same batches", "straight", self.reference)

@@ -55,6 +55,10 @@ OWN_SESSION = "        worker_init_fn=start_own_session,\n"
 AFTER_FAILURE = "            atexit.register(self._save_after_failure)\n"
 DEVICE = '        device = torch.device("cuda", local_rank)\n'
 SET_DEVICE = "        torch.cuda.set_device(device)\n"
+BROADCAST = (
+    "        for tensor in module.state_dict().values():\n"
+    "            dist.broadcast(tensor, src=0)\n"
+)
 WEIGHT = "weight = local_size / global_size * dist.get_world_size()  # DDP averages over ranks"
 FAULTS = [
     Fault("set_epoch is missing", "multigpu", "order", (SET_EPOCH, "")),
@@ -310,6 +314,30 @@ FAULTS = [
         "elastic_ddp",
         "weights node",
         (WEIGHT, "weight = local_size / global_size"),
+    ),
+    Fault("no broadcast", "by_hand/ddp", "weights resume restart", (BROADCAST, "")),
+    Fault("sum in place of mean", "by_hand/ddp", "weights", (" / dist.get_world_size()", "")),
+    Fault(
+        "the hook comes before the gradient",
+        "by_hand/ddp",
+        "starts",
+        ("register_post_accumulate_grad_hook", "register_hook"),
+    ),
+    Fault(
+        "a bucket with a parameter that gets no gradient",
+        "by_hand/ddp",
+        "starts",
+        (
+            "            self.buckets[-1].add(parameter)\n",
+            "            self.buckets[-1].add(parameter)\n"
+            "        self.buckets[-1].add(nn.Parameter(torch.zeros(1)))\n",
+        ),
+    ),
+    Fault(
+        "a step before the last all-reduce has ended",
+        "by_hand/ddp",
+        "weights",
+        ("        self.work.wait()\n", ""),
     ),
     Fault(
         "each rank draws other weights",

@@ -159,9 +159,30 @@ def recovery(medians):
     return picture
 
 
+def overlap(forms):
+    """When the all-reduces of by_hand/ddp.py run in a step, beside the backward pass, by form."""
+    picture = Picture(400, 330, "When each all-reduce runs, in three forms of DDP by hand")
+    ends = [end for spans in forms.values() for part in spans.values() for _, end in part]
+    ms_x = Scale(0, 1e3 * max(ends), 82, 392)
+    for row, (form, spans) in enumerate(forms.items()):
+        top = 22 + 84 * row
+        picture.text(4, top - 8, form)
+        for line, (part, look) in enumerate({"backward": "a", "all-reduce": "b"}.items()):
+            y = top + 26 * line
+            picture.text(4, y + 15, part)
+            previous_end = 0
+            for start, end in sorted(spans[part]):
+                left = ms_x(1e3 * max(start, previous_end))  # until then, it waits for its turn
+                previous_end = max(end, previous_end)
+                picture.box(left, y, ms_x(1e3 * previous_end) - left, 20, look)
+    marks = {ms: ms for ms in range(0, int(1e3 * max(ends)) + 1, 100)}
+    picture.x_axis(ms_x, 278, marks, "milliseconds of backward() and what follows")
+    return picture
+
+
 CHARTS = {
     chart.__name__: chart
-    for chart in (elastic_ddp, cost_network, cost_placement, cost_clusters, recovery)
+    for chart in (elastic_ddp, cost_network, cost_placement, cost_clusters, recovery, overlap)
 }
 
 

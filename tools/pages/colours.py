@@ -19,7 +19,13 @@ from tools.pages.fences import DOCUMENTED, marked_units, step_to
 from tools.steps import ROOT, STAGES
 
 TAGS = {"+": "ins", "-": "del", " ": "span"}
-FOLDERS = {"": "The stages", "recipes": "Recipes", "gpt": "The second series", "slurm": "Job files"}
+FOLDERS = {
+    "": "The stages",
+    "recipes": "Recipes",
+    "by_hand": "By hand",
+    "gpt": "The second series",
+    "slurm": "Job files",
+}
 ALL_FILES = "<!-- files -->"
 COG_FENCE = r'<!-- \[\[\[cog fence\("(.+)", "(.+)"\) \]\]\] -->\n```'
 

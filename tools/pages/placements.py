@@ -1,4 +1,4 @@
-"""Draws what each of four ranks holds of the GPT, for each way to split it: placements.py
+"""Draws what each rank holds of the GPT, of four or eight, for each way to split it: placements.py
 
 Each script trains for one step. After it, every rank tells which part it has of each matrix, of its
 gradient and of its optimizer state, and which samples and times each of its blocks has seen.
@@ -18,11 +18,12 @@ SCRIPTS = {
     "hsdp": "--shard_size 2",
     "tensor_parallel": f"--tp_size {RANKS}",
     "pipeline_parallel": f"--pp_size {RANKS} --micro_batches 4",
-    "context_parallel": "",
+    "context_parallel": "--cp_size 2",
+    "three_d": "--pp_size 2 --tp_size 2 --micro_batches 4 --batch_size 4",
 }
-ALL_RANKS_SHARE_A_BATCH = ("tensor_parallel", "pipeline_parallel", "context_parallel")
 ROWS = {"qkv": 0, "proj": 1, "up": 2, "down": 3, "activations": 4.6}
 SIZE, PITCH = 16, 19  # of a square
+HEIGHT = 136  # of a row of ranks
 
 
 def part(tensor):
@@ -57,41 +58,47 @@ def held_parts(name):
                 state = self.optimizer.state[weight]["exp_avg"]
                 assert part(weight.grad) == part(state) == part(weight)
         for number, block in model.blocks.named_children():
-            held[f"{number}.activations"] = activations(name, dist.get_rank(), times[block])
+            held[f"{number}.activations"] = activations(self.train_loader.sampler, times[block])
 
     script.Block.forward = forward_and_record
     script.Trainer._save_snapshot = record
-    batch_size = BATCH_SIZE // (1 if name in ALL_RANKS_SHARE_A_BATCH else RANKS)
-    ranks.train(script, 1, f"--batch_size {batch_size} {SCRIPTS[name]}")
+    ranks.train(script, 1, f"--batch_size {BATCH_SIZE} {SCRIPTS[name]}")
     return held
 
 
-def activations(name, rank, time):
+def activations(sampler, time):
     """Returns the part of all samples (down) and of the time (right) that a block has seen."""
     parts_of_time = CONTEXT // time
-    left = rank % parts_of_time / parts_of_time
-    top, bottom = (0, 1) if name in ALL_RANKS_SHARE_A_BATCH else (rank / RANKS, (rank + 1) / RANKS)
-    return [top, left, bottom, left + 1 / parts_of_time]
+    left = dist.get_rank() % parts_of_time / parts_of_time
+    top = sampler.rank / sampler.num_replicas
+    return [top, left, top + 1 / sampler.num_replicas, left + 1 / parts_of_time]
 
 
 def draw(name, held_by_ranks, path):
-    picture = Picture(400, 136, f"What each of four ranks holds with {name}.py")
-    for row, place in ROWS.items():
-        picture.text(4, 37 + PITCH * place, row)
+    rows_of_ranks = len(held_by_ranks) // RANKS
+    number = {1: "four", 2: "eight"}[rows_of_ranks]
+    title = f"What each of {number} ranks holds with {name}.py"
+    picture = Picture(400, HEIGHT * rows_of_ranks, title)
     for rank, held in enumerate(held_by_ranks):
-        left = 80 + 82 * rank
-        picture.text(left + 2 * PITCH - 1.5, 15, f"rank {rank}", "")
+        row_of_ranks, column = divmod(rank, RANKS)
+        above, left = HEIGHT * row_of_ranks, 80 + 82 * column
+        if column == 0:
+            for row, place in ROWS.items():
+                picture.text(4, above + 37 + PITCH * place, row)
+        picture.text(left + 2 * PITCH - 1.5, above + 15, f"rank {rank}", "")
         for block in range(BLOCKS):
             for row, place in ROWS.items():
-                x, y = left + PITCH * block, 24 + PITCH * place
+                x, y = left + PITCH * block, above + 24 + PITCH * place
                 picture.box(x, y, SIZE, SIZE)
                 if where := held.get(f"{block}.{row}"):
                     top, first, bottom, last = (SIZE * edge for edge in where)
-                    look = f"{'abcd'[rank]} solid"
+                    look = f"{'abcd'[column]} solid"
                     picture.box(x + first, y + top, last - first, bottom - top, look)
     picture.save(path)
 
 
 if __name__ == "__main__":
     for name in SCRIPTS:
-        draw(name, ranks.run(held_parts, name), FOLDER / f"holds_{name}.svg")
+        world_size = 8 if name == "three_d" else RANKS
+        held_by_ranks = ranks.run(held_parts, name, world_size=world_size)
+        draw(name, held_by_ranks, FOLDER / f"holds_{name}.svg")

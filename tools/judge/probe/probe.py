@@ -27,7 +27,8 @@ samples = []  # of this process that a backward pass has used since its last ste
 steps = 0
 outermost = None  # the module that the training loop calls, such as DDP's
 gathered = 0  # the most parameters that were in this process's memory at once
-original = {"save": torch.save, "load": torch.load}
+original = {"save": torch.save, "load": torch.load, "manual_seed": torch.manual_seed}
+running = 0  # all-reduces of this process that it has started and not waited for
 
 
 def folder():
@@ -92,6 +93,7 @@ def note_step(optimizer, args, options):
         weights=sum(p.detach().double().sum().item() for p in held),
         held=sum(p.numel() for p in held),
         gathered=gathered,
+        running=running,
         device=str(held[0].device),
         training=any(m.training for m in outermost.modules() if has_parameters(m, recurse=False)),
     )
@@ -135,6 +137,41 @@ def init_process_group(backend=None, *args, device_id=None, **options):
     write(joined=True)  # from here on, its rank is known
 
 
+def manual_seed(seed):
+    """Lets each rank draw weights of its own."""
+    return original["manual_seed"](seed + int(os.environ.get("RANK", 0)))
+
+
+class LateWork:
+    """An all-reduce that delivers its result in wait() alone, as one of a slow network would."""
+
+    def __init__(self, tensor, *args, **options):
+        global running
+        self.tensor = tensor
+        self.result = tensor.clone()
+        self.work = original["all_reduce"](self.result, *args, **options, async_op=True)
+        self.waited = False
+        running += 1
+
+    def __getattr__(self, name):
+        return getattr(self.work, name)
+
+    def wait(self, *args):
+        global running
+        done = self.work.wait(*args)
+        if not self.waited:
+            self.tensor.copy_(self.result)
+            self.waited = True
+            running -= 1
+        return done
+
+
+def all_reduce(tensor, *args, async_op=False, **options):
+    if async_op:
+        return LateWork(tensor, *args, **options)
+    return original["all_reduce"](tensor, *args, **options)
+
+
 def install():
     stack = open(folder() / f"{os.getpid()}.stack", "w")  # noqa: SIM115  faulthandler keeps it
     print(os.environ.get("RANK", ""), file=stack, flush=True)
@@ -151,5 +188,9 @@ def install():
         original["set_device"] = torch.cuda.set_device
         torch.cuda.set_device = set_device
         torch.cuda.is_bf16_supported = lambda including_emulation=True: False  # see `weights`
+    if "PROBE_OWN_WEIGHTS" in os.environ:
+        torch.manual_seed = manual_seed
+    original["all_reduce"] = dist.all_reduce
+    dist.all_reduce = all_reduce
     original["init_process_group"] = dist.init_process_group
     dist.init_process_group = init_process_group

@@ -1,0 +1,146 @@
+"""Measures when the all-reduces of by_hand/ddp.py run, on all ranks that torchrun starts:
+
+    slurm/pocket-cluster -n 2 -g 1 -b 100mbit srun -N 2 --gpus-per-node=1 \
+        slurm/torchrun_script.sh bench/overlap.py
+
+Draws them into runs/, too. The network is the one there is, such as the pocket cluster's links. The
+computation is not: in backward(), each block of the model pauses, since nodes that share a
+machine's cores would compete for them.
+"""
+
+import argparse
+import os
+import re
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+from by_hand import ddp  # noqa: E402
+from gpt.gpt import Block  # noqa: E402
+from tools.pages.charts import draw  # noqa: E402
+
+FORMS = ["after backward()", "a hook each", "buckets"]
+PAGE = ROOT / "docs" / "by_hand" / "ddp.md"
+N_HEAD, N_EMBD, CONTEXT = 2, 128, 8
+PAUSE_S = 0.05  # of a block in backward()
+
+
+def source(form):
+    """Returns the code of a form: one of the two that the page begins with, or by_hand/ddp.py."""
+    fences = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    sources = [*fences, Path(ddp.__file__).read_text()]
+    return sources[FORMS.index(form)]
+
+
+class Recorder:
+    """Notes from when to when the blocks' backward passes and the all-reduces of a step run."""
+
+    def __init__(self):
+        self.all_reduce = dist.all_reduce
+        dist.all_reduce = self.record_all_reduce
+        self.clear()
+
+    def clear(self):
+        self.start = time.perf_counter()
+        self.spans = {"backward": [], "all-reduce": []}
+
+    def now(self):
+        return time.perf_counter() - self.start
+
+    def record(self, what, since):
+        self.spans[what].append((since, self.now()))
+
+    def record_all_reduce(self, tensor, async_op=False):
+        since = self.now()
+        work = self.all_reduce(tensor, async_op=True)
+        work.get_future().add_done_callback(lambda _: self.record("all-reduce", since))
+        return work if async_op else work.wait()
+
+
+class Pause(torch.autograd.Function):
+    """Passes its input on, and takes PAUSE_S in the backward pass."""
+
+    @staticmethod
+    def forward(context, x, recorder):
+        context.recorder = recorder
+        return x.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        since = context.recorder.now()
+        time.sleep(PAUSE_S)
+        context.recorder.record("backward", since)
+        return gradient, None
+
+
+class SlowBlock(Block):
+    """A GPT's block, with a pause in the backward pass before its gradients are computed."""
+
+    def __init__(self, recorder):
+        super().__init__(N_HEAD, N_EMBD)
+        self.recorder = recorder
+
+    def forward(self, x):
+        return Pause.apply(super().forward(x), self.recorder)
+
+
+def measure(form, blocks, steps):
+    """Returns the seconds of each step in one form, and the spans of the median one."""
+    namespace = {"nn": nn, "dist": dist, "torch": torch, "__name__": form}
+    exec(compile(source(form), form, "exec"), namespace)
+    recorder = Recorder()
+    namespace["BUCKET_SIZE"] = sum(p.numel() for p in Block(N_HEAD, N_EMBD).parameters())
+    model = nn.Sequential(*[SlowBlock(recorder) for _ in range(blocks)])
+    model = namespace["DistributedDataParallel"](model)
+    results = []
+    for _ in range(1 + steps):  # the first connects the ranks
+        loss = model(torch.randn(1, CONTEXT, N_EMBD)).square().mean()
+        model.zero_grad()
+        dist.barrier()
+        recorder.clear()
+        loss.backward()
+        model.average_gradients()
+        results.append((recorder.now(), recorder.spans))
+    dist.all_reduce = recorder.all_reduce
+    results = results[1:]
+    seconds = [step for step, _ in results]
+    median = statistics.median_low(seconds)
+    return seconds, results[seconds.index(median)][1]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--blocks", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=9, help="to measure of each form")
+    args = parser.parse_args()
+    if min(args.blocks, args.steps) < 1:
+        parser.error("--blocks and --steps must be 1 or more")
+    if "LOCAL_RANK" not in os.environ:
+        parser.error("start this script with torchrun, as its first lines show")
+    dist.init_process_group("gloo")
+    spans = {}
+    for form in FORMS:
+        seconds, spans[form] = measure(form, args.blocks, args.steps)
+        if dist.get_rank() == 0:
+            end = spans[form]["backward"][-1][1]
+            early = sum(since < end for since, _ in spans[form]["all-reduce"])
+            spread = f"{1e3 * min(seconds):.0f} to {1e3 * max(seconds):.0f}"
+            print(
+                f"{form}: {1e3 * statistics.median(seconds):.0f} ms ({spread}); of"
+                f" {len(spans[form]['all-reduce'])} all-reduces, {early} begin in backward()"
+            )
+    if dist.get_rank() == 0:
+        draw("overlap", spans, ROOT / "runs")
+    time.sleep(0.1)  # as in multinode.py
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,253 @@
+"""Train with DDP by hand: torchrun --standalone --nproc_per_node=2 by_hand/ddp.py 50 10
+
+Trains for 50 epochs and saves a snapshot every 10. Started again, it resumes from the snapshot;
+to start afresh, delete the file or name another one with --snapshot_path.
+To train your own model, replace ToyModel, ToyDataset and the lines of main that build them.
+"""
+
+import argparse
+import math
+import os
+import socket
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from tqdm import tqdm
+
+BUCKET_SIZE = 2**20  # gradients in a bucket, or a few more
+
+
+class ToyModel(nn.Module):
+    """Maps inputs of shape (batch, 10) to outputs of shape (batch, 5)."""
+
+    def __init__(self):
+        super().__init__()
+        self.net1 = nn.Linear(10, 10)
+        self.relu = nn.ReLU()
+        self.net2 = nn.Linear(10, 5)
+
+    def forward(self, inputs):
+        return self.net2(self.relu(self.net1(inputs)))
+
+
+class ToyDataset(Dataset):
+    """`size` inputs of shape (10,), each with a target of shape (5,), a linear function of it."""
+
+    def __init__(self, size):
+        generator = torch.Generator().manual_seed(0)  # the same samples on every rank and restart
+        self.inputs = torch.randn(size, 10, generator=generator)
+        self.targets = self.inputs @ torch.randn(10, 5, generator=generator)
+
+    def __len__(self):
+        return len(self.inputs)
+
+    def __getitem__(self, index):
+        return self.inputs[index], self.targets[index]
+
+
+class Bucket:
+    """Parameters whose gradients all ranks average in one all-reduce."""
+
+    def __init__(self):
+        self.parameters = []
+        self.ready = 0  # how many gradients backward() has computed since the last step
+
+    def add(self, parameter):
+        self.parameters.append(parameter)
+        parameter.register_post_accumulate_grad_hook(self.note_gradient)
+
+    def note_gradient(self, parameter):
+        self.ready += 1
+        if self.ready == len(self.parameters):
+            self.flat = torch.cat([p.grad.flatten() for p in self.parameters])
+            self.work = dist.all_reduce(self.flat, async_op=True)  # while backward() goes on
+
+    def average_gradients(self):
+        if self.ready != len(self.parameters):
+            raise RuntimeError("between two steps, each parameter must get one gradient")
+        self.work.wait()
+        mean = self.flat / dist.get_world_size()
+        sizes = [parameter.numel() for parameter in self.parameters]
+        for parameter, gradient in zip(self.parameters, mean.split(sizes), strict=True):
+            parameter.grad = gradient.view_as(parameter)
+        self.ready = 0
+
+
+class DistributedDataParallel(nn.Module):
+    """Keeps the copies of `module` on all ranks equal, as torch's class of this name does."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+        for tensor in module.state_dict().values():
+            dist.broadcast(tensor, src=0)
+        self.buckets = [Bucket()]
+        for parameter in reversed(list(module.parameters())):  # the order of backward()
+            if sum(p.numel() for p in self.buckets[-1].parameters) >= BUCKET_SIZE:
+                self.buckets.append(Bucket())
+            self.buckets[-1].add(parameter)
+
+    def forward(self, *inputs):
+        return self.module(*inputs)
+
+    def average_gradients(self):
+        for bucket in self.buckets:
+            bucket.average_gradients()
+
+
+class Trainer:
+    """Trains `model`, already on `device`, for `args.total_epochs`; resumes if a snapshot exists.
+
+    A snapshot holds all that is needed to resume: the state_dicts of `model` and `optimizer`, and
+    `epochs_run`, the number of completed epochs and so the index of the next one.
+    """
+
+    def __init__(self, model, train_loader, loss_fn, optimizer, device, args):
+        self.model = model
+        self.train_loader = train_loader
+        self.loss_fn = loss_fn
+        self.optimizer = optimizer
+        self.device = device
+        self.args = args
+        self.epochs_run = 0
+        self.total_loss = torch.zeros((), device=device)  # of the epoch's samples so far
+        if os.path.exists(args.snapshot_path):
+            self._load_snapshot(args.snapshot_path)
+        self.model = DistributedDataParallel(model)
+        self.is_main = dist.get_rank() == 0  # this process logs and saves
+
+    def _run_batch(self, inputs, targets):
+        self.optimizer.zero_grad()
+        loss = self.loss_fn(self.model(inputs), targets)
+        loss.backward()
+        self.model.average_gradients()
+        self.optimizer.step()
+        self.total_loss += loss.detach() * len(inputs)
+
+    def _run_epoch(self, epoch):
+        """Trains one epoch and sets `self.loss` to its mean loss per sample."""
+        # Seeding by epoch gives a resumed run the same sample order and dropout as an unbroken one.
+        self.train_loader.sampler.set_epoch(epoch)
+        torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
+        for inputs, targets in self.train_loader:
+            inputs = inputs.to(self.device, non_blocking=True)
+            targets = targets.to(self.device, non_blocking=True)
+            self._run_batch(inputs, targets)
+        self.loss = self._mean_loss()
+
+    def _mean_loss(self):
+        """Returns the mean loss per sample of the epoch so far."""
+        dist.all_reduce(self.total_loss)  # the sum over all ranks
+        return self.total_loss.item() / self.train_loader.sampler.total_size
+
+    def _save_snapshot(self):
+        if not math.isfinite(self.loss):
+            sys.exit(f"the loss is {self.loss}, so nothing is saved: lower the learning rate?")
+        if not self.is_main:
+            return
+        snapshot = {
+            "model": self.model.module.state_dict(),  # without the DDP wrapper
+            "optimizer": self.optimizer.state_dict(),
+            "epochs_run": self.epochs_run,
+        }
+        path = self.args.snapshot_path
+        tmp_path = f"{path}.tmp"
+        try:
+            with open(tmp_path, "wb") as file:
+                torch.save(snapshot, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(tmp_path, path)  # atomic: `path` is always a complete snapshot
+        except (OSError, RuntimeError) as error:
+            sys.exit(f"cannot save {path}: disk full, or file used by another run? {error}")
+        self._log(f"epoch {self.epochs_run} | loss {self.loss:.4g} | saved {path}")
+
+    def _load_snapshot(self, path):
+        try:
+            snapshot = torch.load(path, map_location="cpu", weights_only=True)
+            self.model.load_state_dict(snapshot["model"])
+            self.optimizer.load_state_dict(snapshot["optimizer"])
+            self.epochs_run = snapshot["epochs_run"]
+        except Exception as error:
+            sys.exit(f"cannot load {path}: move it or set another --snapshot_path\n{error!r}")
+
+    def _log(self, message):
+        if not self.is_main:
+            return
+        tqdm.write(f"{message}\n", end="")  # one write: processes may share a log
+
+    def train(self):
+        total = self.args.total_epochs
+        steps = len(self.train_loader)
+        where = f"{self.device} of {socket.gethostname()}"
+        self._log(f"{self.epochs_run} of {total} epochs done, {steps} steps per epoch, on {where}")
+        if self.epochs_run >= total:
+            self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
+        epochs = range(self.epochs_run, total)
+        # With disable=None, tqdm shows the bar on a terminal only.
+        progress = tqdm(epochs, unit="epoch", disable=None if self.is_main else True)
+        for epoch in progress:
+            self._run_epoch(epoch)
+            progress.set_postfix(loss=f"{self.loss:.4g}")
+            self.epochs_run = epoch + 1
+            self.total_loss.zero_()
+            if self.epochs_run % self.args.save_every == 0 or self.epochs_run == total:
+                self._save_snapshot()
+
+
+def parse_args():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("total_epochs", nargs="?", type=int, default=50)
+    parser.add_argument("save_every", nargs="?", type=int, default=10, help="epochs per snapshot")
+    parser.add_argument("--batch_size", type=int, default=32, help="per device")
+    parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
+    parser.add_argument("--snapshot_path", default="snapshot.pt")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    if "LOCAL_RANK" not in os.environ:
+        parser.error("start this script with torchrun, as its first lines show")
+    if min(args.total_epochs, args.save_every, args.batch_size) < 1 or args.num_workers < 0:
+        parser.error("epochs and batch size must be 1 or more, --num_workers 0 or more")
+    if not args.snapshot_path or not os.access(os.path.dirname(args.snapshot_path) or ".", os.W_OK):
+        parser.error(f"cannot write {args.snapshot_path}: create its folder, or set another path")
+    return args
+
+
+@record  # torchrun then shows the traceback of the rank that failed first
+def main(args):
+    local_rank = int(os.environ["LOCAL_RANK"])
+    if torch.cuda.is_available():
+        if local_rank >= torch.cuda.device_count():
+            sys.exit(f"{socket.gethostname()} has too few GPUs: lower --nproc_per_node")
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    torch.manual_seed(args.seed)
+    dataset = ToyDataset(2048)
+    model = ToyModel().to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    loss_fn = nn.MSELoss()
+    sampler = DistributedSampler(dataset, seed=args.seed)
+    train_loader = DataLoader(
+        dataset,
+        args.batch_size,
+        sampler=sampler,
+        num_workers=args.num_workers,
+        persistent_workers=args.num_workers > 0,
+        pin_memory=device.type == "cuda",
+    )
+    Trainer(model, train_loader, loss_fn, optimizer, device, args).train()
+    time.sleep(0.1)  # or gloo may abort at exit (pytorch#190489)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(parse_args())

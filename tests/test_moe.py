@@ -1,0 +1,89 @@
+"""The mixture of gpt/moe.py: what a layer computes, what a token costs, and that loads get even.
+
+test_gpt_sharded.py shows that it and gpt/expert_parallel.py train alike on any number of ranks.
+"""
+
+import argparse
+import re
+
+import pytest
+import torch
+from helpers import SHORT_GPT, patched
+from torch.nn import functional
+
+from gpt import fsdp, moe
+
+
+def dense_mixture(layer, x):
+    """Computes, token by token, the sum over the experts that have the highest scores."""
+    outputs = []
+    for token in x.flatten(0, 1):
+        scores = (layer.router.weight @ token).sigmoid()
+        best = sorted(range(len(scores)), key=lambda e: scores[e] + layer.bias[e])[-layer.top_k :]
+        outputs.append(
+            sum(scores[e] * (functional.gelu(token @ layer.up[e]) @ layer.down[e]) for e in best)
+        )
+    return torch.stack(outputs).view_as(x)
+
+
+@pytest.mark.parametrize("top_k", [1, 3, 8])
+def test_layer_is_a_dense_mixture(top_k):
+    """Its outputs, and all gradients; the bias decides who is selected, and has no gradient."""
+    torch.manual_seed(0)
+    layer = moe.MixtureOfExperts(16, 8, top_k).double()
+    for tensor in layer.state_dict().values():
+        tensor.normal_(std=0.3)
+    x = torch.randn(2, 5, 16, dtype=torch.double, requires_grad=True)
+    leaves = [x, *layer.parameters()]
+    found = layer(x)
+    expected = dense_mixture(layer, x)
+    assert (found - expected).abs().max() < 1e-12
+    gradients = torch.autograd.grad(found.square().sum(), leaves)
+    for gradient, other in zip(
+        gradients, torch.autograd.grad(expected.square().sum(), leaves), strict=True
+    ):
+        assert (gradient - other).abs().max() < 1e-12
+    assert layer.load.sum() == 10 * top_k
+    layer.bias.zero_()
+    assert top_k == 8 or not torch.equal(layer(x), found)
+
+
+def test_flops_of_active_experts():
+    """Those of a GPT whose MLPs have the weights of a token's experts, and the router's."""
+    n_layer, n_embd = 3, 64
+    sizes = (n_layer, 2, n_embd, 32)
+    dense = fsdp.GPT(*sizes, recompute=False).flops_per_token
+    second_mlp = 6 * n_layer * 8 * n_embd**2
+    for n_experts in (2, 8):
+        router = 6 * n_layer * n_embd * n_experts
+        mixture = moe.GPT(*sizes, n_experts, 2, recompute=False)
+        assert mixture.flops_per_token == dense + second_mlp + router
+
+
+LOG_LOADS = """
+run_batch = script.Trainer._run_batch
+def run_and_log_loads(self, inputs, targets):
+    run_batch(self, inputs, targets)
+    print("load", *self.model.blocks[0].moe.load.tolist())
+script.Trainer._run_batch = run_and_log_loads
+"""
+NOT_BALANCED = "script.Trainer._balance_experts = lambda self: None"
+
+
+def test_loads_get_even(shell):
+    """Without the biases, two of eight experts get nearly all tokens of a batch."""
+    jobs = []
+    for name, setup in (("balanced", ""), ("not_balanced", NOT_BALANCED)):
+        script = shell.folder / f"{name}.py"
+        script.write_text(patched("gpt/moe.py", SHORT_GPT + LOG_LOADS + setup))
+        options = f"--text {argparse.__file__} --val_tokens 1024 --batch_size 16"
+        options += " --n_layer 1 --n_embd 32 --context 32 --n_experts 8 --top_k 2"
+        jobs.append(shell.ranks(f"{script} 1 {options} --snapshot_path {name}"))
+    imbalances = []  # the load of the busiest expert, divided by the mean, in the last ten steps
+    for job in jobs:
+        lines = re.findall(r"load ([\d ]+)", job.succeeds())
+        loads = torch.tensor([[float(load) for load in line.split()] for line in lines])
+        assert len(loads) > 100 and (loads.sum(1)[:-1] == 2 * 16 * 32).all()
+        imbalances.append((loads.amax(1) / loads.mean(1))[-10:].mean().item())
+    print("balanced, and not:", imbalances)
+    assert imbalances[0] < 2.5 < 3.5 < imbalances[1]
