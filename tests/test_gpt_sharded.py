@@ -159,6 +159,34 @@ def test_bfloat16(shell, name):
         assert {t.dtype for t in tensors.values() if isinstance(t, torch.Tensor)} == {torch.float32}
 
 
+# Compiles without generating code; counts what it is given, and why Dynamo cuts.
+COUNT_GRAPHS = """
+from torch._dynamo.utils import counters
+graphs = []
+def count(graph, inputs):
+    graphs.append(graph)
+    return graph
+torch.compile = functools.partial(torch.compile, backend=count)
+run_batch = script.Trainer._run_batch
+def run_batch_and_count(self, inputs, targets):
+    run_batch(self, inputs, targets)
+    print(len(graphs), "graphs, breaks:", dict(counters["graph_break"]))
+script.Trainer._run_batch = run_batch_and_count
+"""
+
+
+@pytest.mark.parametrize(
+    "name", ["pretrain.py", "fsdp.py", "tensor_parallel.py", "context_parallel.py"]
+)
+def test_compiled(shell, name):
+    """Two graphs in all: one of all blocks, which are larger than DDP's buckets, and the loss."""
+    options = "--compile --n_layer 4 --n_embd 256 --eval_every_steps 1000"
+    ranks, option = LAYOUTS.get(name, [(2, "")])[-1]
+    job = start(shell, name, "compiled", ranks, COUNT_GRAPHS, f"{options} {option}", steps=3)
+    found = re.findall(r"\d+ graphs, breaks: .*", job.succeeds())
+    assert found == ["2 graphs, breaks: {}"] * (3 * ranks)
+
+
 @pytest.mark.parametrize(
     "runs",  # each goes on with what the one before has saved
     [
