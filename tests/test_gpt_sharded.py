@@ -22,6 +22,7 @@ from helpers import (
     equal_snapshots,
     load,
     load_gpt,
+    long,
     max_abs_diff,
     patched,
     write_text,
@@ -92,7 +93,11 @@ def reference(name):
     return "moe.py" if name in ("moe.py", "expert_parallel.py") else "pretrain.py"
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+SLOWEST = ["accumulate.py", "three_d.py", "moe.py"]
+OTHERS = [name for name in LAYOUTS if name not in SLOWEST]
+
+
+@pytest.mark.parametrize("name", [*OTHERS, *long(*SLOWEST)])
 def test_split_is_one_rank(shell, name):
     """The weights after 20 steps, and the loss, of one rank and of several.
 
@@ -134,14 +139,16 @@ FORCE_BFLOAT16 = "torch.cuda.is_bf16_supported = lambda including_emulation: Tru
     "name",
     [
         "fsdp.py",
-        "hsdp.py",
-        "accumulate.py",
-        "async_save.py",
-        "tensor_parallel.py",
-        "pipeline_parallel.py",
-        "context_parallel.py",
-        "three_d.py",
-        "local_sgd.py",
+        *long(
+            "hsdp.py",
+            "accumulate.py",
+            "async_save.py",
+            "tensor_parallel.py",
+            "pipeline_parallel.py",
+            "context_parallel.py",
+            "three_d.py",
+            "local_sgd.py",
+        ),
     ],
 )
 def test_bfloat16(shell, name):
@@ -176,7 +183,7 @@ script.Trainer._run_batch = run_batch_and_count
 
 
 @pytest.mark.parametrize(
-    "name", ["pretrain.py", "fsdp.py", "tensor_parallel.py", "context_parallel.py"]
+    "name", ["fsdp.py", *long("pretrain.py", "tensor_parallel.py", "context_parallel.py")]
 )
 def test_compiled(shell, name):
     """Two graphs in all: one of all blocks, which are larger than DDP's buckets, and the loss."""
@@ -187,41 +194,44 @@ def test_compiled(shell, name):
     assert found == ["2 graphs, breaks: {}"] * (3 * ranks)
 
 
-@pytest.mark.parametrize(
-    "runs",  # each goes on with what the one before has saved
-    [
-        [
-            ("tensor_parallel.py", 4, "--tp_size 2"),
-            ("fsdp.py", 2, "--recompute"),
-            ("accumulate.py", 3, "--micro_batch_size 3"),
-            ("tensor_parallel.py", 2, "--tp_size 2"),
-        ],
-        [
-            ("pipeline_parallel.py", 2, "--pp_size 2 --micro_batches 2"),
-            ("hsdp.py", 4, "--shard_size 2"),
-            ("pipeline_parallel.py", 4, "--pp_size 4 --micro_batches 4"),
-            ("pipeline_parallel.py", 1, "--micro_batches 1"),
-        ],
-        [
-            ("context_parallel.py", 2, "--cp_size 2"),
-            ("fsdp.py", 1, ""),
-            ("context_parallel.py", 4, "--cp_size 2"),
-            ("context_parallel.py", 2, ""),
-        ],
-        [
-            ("three_d.py", 8, "--pp_size 2 --tp_size 2 --micro_batches 3"),
-            ("fsdp.py", 2, ""),
-            ("three_d.py", 4, "--pp_size 2 --tp_size 2 --micro_batches 3"),
-            ("fsdp.py", 2, ""),
-        ],
-        [
-            ("expert_parallel.py", 2, ""),
-            ("moe.py", 3, "--recompute"),
-            ("expert_parallel.py", 4, ""),
-            ("moe.py", 2, ""),
-        ],
+RESUMED = {  # each goes on with what the one before has saved
+    "sharded": [
+        ("tensor_parallel.py", 4, "--tp_size 2"),
+        ("fsdp.py", 2, "--recompute"),
+        ("accumulate.py", 3, "--micro_batch_size 3"),
+        ("tensor_parallel.py", 2, "--tp_size 2"),
     ],
-    ids=["sharded", "pipeline", "context", "three_d", "experts"],
+    "pipeline": [
+        ("pipeline_parallel.py", 2, "--pp_size 2 --micro_batches 2"),
+        ("hsdp.py", 4, "--shard_size 2"),
+        ("pipeline_parallel.py", 4, "--pp_size 4 --micro_batches 4"),
+        ("pipeline_parallel.py", 1, "--micro_batches 1"),
+    ],
+}
+RESUMED_LONG = {
+    "context": [
+        ("context_parallel.py", 2, "--cp_size 2"),
+        ("fsdp.py", 1, ""),
+        ("context_parallel.py", 4, "--cp_size 2"),
+        ("context_parallel.py", 2, ""),
+    ],
+    "three_d": [
+        ("three_d.py", 8, "--pp_size 2 --tp_size 2 --micro_batches 3"),
+        ("fsdp.py", 2, ""),
+        ("three_d.py", 4, "--pp_size 2 --tp_size 2 --micro_batches 3"),
+        ("fsdp.py", 2, ""),
+    ],
+    "experts": [
+        ("expert_parallel.py", 2, ""),
+        ("moe.py", 3, "--recompute"),
+        ("expert_parallel.py", 4, ""),
+        ("moe.py", 2, ""),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    "runs", [*RESUMED.values(), *long(*RESUMED_LONG.values())], ids=[*RESUMED, *RESUMED_LONG]
 )
 def test_stopped_and_resumed_on_other_ranks(shell, runs):
     """Three are stopped by a signal in mid-epoch; the last trains the end."""
@@ -260,6 +270,7 @@ script.Trainer._evaluate = lambda self: None
     assert weights_diff(shell, "several", "one.pt") < 1e-12
 
 
+@pytest.mark.long
 def test_loss_parallelism(shell):
     """With the lines of the page in place of those that are most like them."""
     lines = (ROOT / "gpt" / "tensor_parallel.py").read_text().splitlines()
