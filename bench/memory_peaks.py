@@ -20,19 +20,20 @@ from memory import GPT, memory
 ROOT = Path(__file__).resolve().parent.parent
 VOCAB_SIZE = 4096  # in the place of 256, so that the logits count
 CONTEXT = 256
-VAL_CHUNKS = 16
+VAL_CHUNKS = 32
 STEPS = 3  # AdamW's averages exist from the end of the first on, DDP's final buckets of the second
 # Script, ranks, options, and the shape: n_layer, n_embd, and samples of a rank or a group.
 RUNS = [
     ("pretrain", 2, "", (8, 384, 1)),
     ("pretrain", 1, "", (8, 128, 16)),
     ("pretrain", 1, "--recompute", (24, 128, 16)),
+    ("pretrain", 1, "--recompute --compile", (2, 128, 16)),
     ("fsdp", 2, "", (12, 256, 4)),
     ("fsdp", 4, "", (12, 512, 1)),
     ("fsdp", 2, "--recompute", (24, 128, 16)),
     ("tensor_parallel", 2, "--tp_size 2", (12, 256, 8)),
     ("tensor_parallel", 4, "--tp_size 2 --recompute", (12, 256, 8)),
-    ("three_d", 4, "--pp_size 2 --tp_size 2 --micro_batches 4", (12, 256, 4)),
+    ("three_d", 8, "--pp_size 2 --tp_size 2 --micro_batches 4", (12, 256, 4)),
 ]
 
 
@@ -88,7 +89,8 @@ def run(name, ranks, options, shape):
     params = 12 * n_layer * n_embd**2 + (2 * VOCAB_SIZE + CONTEXT) * n_embd
     model = GPT(params, n_layer, n_embd, VOCAB_SIZE, CONTEXT)
     shards = 1 if name == "pretrain" else ranks
-    predicted = memory(model, samples, 4, shards, "--recompute" in options, tp, pp)["peak"]
+    recompute, compiled = "--recompute" in options, "--compile" in options
+    predicted = memory(model, samples, 4, shards, recompute, tp, pp, compiled)["peak"]
     with tempfile.TemporaryDirectory() as folder:
         batch_size = samples * micro_batches
         chunks = STEPS * batch_size * ranks // (tp * pp) + VAL_CHUNKS
