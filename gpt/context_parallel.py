@@ -57,7 +57,7 @@ class Block(nn.Module):
 
     def __init__(self, n_head, n_embd, cp_group):
         super().__init__()
-        self.cp_group = cp_group
+        self.cp_group = cp_group  # the ranks that share each sample
         self.head_size = n_embd // n_head
         self.norm1 = nn.LayerNorm(n_embd)
         self.qkv = nn.Linear(n_embd, 3 * n_embd, bias=False)
@@ -81,7 +81,7 @@ class GPT(nn.Module):
 
     def __init__(self, n_layer, n_head, n_embd, context, recompute, cp_group):
         super().__init__()
-        self.cp_group = cp_group  # the ranks that share each sample
+        self.cp_group = cp_group
         self.shape = f"{n_layer=}, {n_head=}, {n_embd=}, {context=}"
         self.context = context
         self.recompute = recompute

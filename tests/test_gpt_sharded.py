@@ -84,6 +84,9 @@ LAYOUTS = {  # ranks and options
 }
 
 
+LAYERS = {"pipeline_parallel.py": "--n_layer 4", "three_d.py": "--n_layer 2"}  # of others, one
+
+
 def reference(name):
     """Returns the file whose weights on one rank those of `name` must equal."""
     return "moe.py" if name in ("moe.py", "expert_parallel.py") else "pretrain.py"
@@ -96,7 +99,7 @@ def test_split_is_one_rank(shell, name):
     In float64 with AdamW and clipping; and in float32 with neither, as both would hide it if the
     gradients of all steps were, say, twice too large.
     """
-    layers = {"pipeline_parallel.py": "--n_layer 4", "three_d.py": "--n_layer 2"}.get(name, "")
+    layers = LAYERS.get(name, "")
     options = f"{layers} --learning_rate 0.02"
     assert_equal_weights(shell, name, LAYOUTS[name], FLOAT64, options, 1e-12)
     options = f"{layers} --learning_rate 0.3"
@@ -114,7 +117,7 @@ def assert_equal_weights(shell, name, layouts, setup, options, tolerance):
         assert 0 < output.count("\nclipped") < STEPS
     for ranks, option in layouts:
         job = start(shell, name, "several", ranks, setup, f"{options} {option}")
-        assert val_loss(job.succeeds()) == val_loss(output)
+        assert val_loss(job.succeeds()) == pytest.approx(val_loss(output), rel=1e-3)
         diff = weights_diff(shell, "several", "one.pt")
         print(name, ranks, option, "differs from one rank by", diff)
         assert diff < tolerance
@@ -136,13 +139,14 @@ FORCE_BFLOAT16 = "torch.cuda.is_bf16_supported = lambda including_emulation: Tru
         "async_save.py",
         "tensor_parallel.py",
         "pipeline_parallel.py",
+        "context_parallel.py",
+        "three_d.py",
         "local_sgd.py",
     ],
 )
 def test_bfloat16(shell, name):
     """Forced on CPUs: about the loss of pretrain.py in float32; all that is saved is float32."""
-    layers = "--n_layer 4" if name == "pipeline_parallel.py" else ""
-    options = f"{layers} --learning_rate 0.02"
+    options = f"{LAYERS.get(name, '')} --learning_rate 0.02"
     ranks, option = LAYOUTS.get(name, [(2, "")])[-1]
     twin = start(shell, "pretrain.py", "one.pt", options=options)
     start(shell, name, "several", ranks, FORCE_BFLOAT16, f"{options} {option}").succeeds()
