@@ -71,9 +71,9 @@ class Bucket:
         if self.ready != len(self.parameters):
             raise RuntimeError("between two steps, each parameter must get one gradient")
         self.work.wait()
-        mean = self.flat / dist.get_world_size()
+        self.flat /= dist.get_world_size()
         sizes = [parameter.numel() for parameter in self.parameters]
-        for parameter, gradient in zip(self.parameters, mean.split(sizes), strict=True):
+        for parameter, gradient in zip(self.parameters, self.flat.split(sizes), strict=True):
             parameter.grad = gradient.view_as(parameter)
         self.ready = 0
 

@@ -98,9 +98,10 @@ class Bucket:
         if self.ready != len(self.parameters):
             raise RuntimeError("between two steps, each parameter must get one gradient")
         self.work.wait()
-        mean = self.flat / dist.get_world_size()
+        self.work = None  # which has the whole gradients
+        self.flat /= dist.get_world_size()
         sizes = [shard.numel() for shard in self.shards]
-        for shard, gradient in zip(self.shards, mean.split(sizes), strict=True):
+        for shard, gradient in zip(self.shards, self.flat.split(sizes), strict=True):
             shard.grad = gradient
         self.ready = 0
 

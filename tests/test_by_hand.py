@@ -14,10 +14,16 @@ BLOCK = f"""
 sys.path.insert(0, {str(ROOT)!r})
 from gpt.gpt import Block
 
-class Model(nn.Sequential):
+class Model(nn.Module):
     def __init__(self):
-        tokens = [nn.Linear(10, 64), nn.Unflatten(1, (4, 16))]
-        super().__init__(*tokens, Block(2, 16), nn.Flatten(), nn.Linear(64, 5))
+        super().__init__()
+        self.first = nn.Linear(10, 64)
+        self.block = Block(2, 16)
+        self.last = nn.Linear(64, 5)
+
+    def forward(self, inputs):
+        tokens = self.first(inputs).unflatten(1, (4, 16))
+        return self.last(self.block(tokens).flatten(1))
 
 script.ToyModel = Model
 script.BUCKET_SIZE = 50
@@ -56,7 +62,8 @@ def train(shell, setup, name, *runs):
     return [*snapshot["model"].values(), *states]
 
 
-DDP, BY_HAND, ZERO = "multigpu_torchrun.py", "by_hand/ddp.py", "by_hand/zero.py"
+DDP, FSDP = "multigpu_torchrun.py", "recipes/fsdp.py"
+DDP_BY_HAND, ZERO, FSDP_BY_HAND = "by_hand/ddp.py", "by_hand/zero.py", "by_hand/fsdp.py"
 
 
 @pytest.mark.parametrize(
@@ -77,57 +84,112 @@ def test_ddp(shell, form, model, dtype, ranks):
     if form != "buckets":
         setup += f"dist = script.dist\n{source(form)}\n"
         setup += "script.DistributedDataParallel = DistributedDataParallel\n"
-    found = train(shell, setup, "ours", (BY_HAND, ranks), (BY_HAND, ranks))
+    found = train(shell, setup, "ours", (DDP_BY_HAND, ranks), (DDP_BY_HAND, ranks))
     assert max_abs_diff(found, expected) < (1e-12 if dtype == "float64" else 1e-6)
 
 
 @pytest.mark.parametrize(
-    ("runs", "model", "dtype", "optimizer"),
+    ("library", "runs", "model", "dtype", "optimizer"),
     [
-        ([(ZERO, 4), (ZERO, 2)], "toy", "float64", ADAMW),
-        ([(ZERO, 2), (DDP, 4)], "block", "float64", ADAMW),
-        ([(DDP, 2), (ZERO, 4)], "block", "float32", ""),
+        (DDP, [(ZERO, 4), (ZERO, 2)], "toy", "float64", ADAMW),
+        (DDP, [(ZERO, 2), (DDP, 4)], "block", "float64", ADAMW),
+        (DDP, [(DDP, 2), (ZERO, 4)], "block", "float32", ""),
+        (FSDP, [(FSDP_BY_HAND, 4), (FSDP_BY_HAND, 2)], "toy", "float64", ADAMW),
+        (FSDP, [(FSDP_BY_HAND, 2), (DDP, 4)], "block", "float64", ""),
+        (FSDP, [(ZERO, 2), (FSDP_BY_HAND, 4)], "block", "float32", ""),
     ],
+    ids=["zero", "zero-ddp", "ddp-zero", "fsdp", "fsdp-ddp", "zero-fsdp"],
 )
-def test_zero(shell, runs, model, dtype, optimizer):
+def test_shards(shell, library, runs, model, dtype, optimizer):
     """Snapshots fit any number of ranks, and torch's DDP: it resumes, and is resumed."""
     setup = f"torch.set_default_dtype(torch.{dtype})\n{MODELS[model]}{optimizer}"
-    expected = train(shell, setup, "torch", *[(DDP, ranks) for _, ranks in runs])
+    expected = train(shell, setup, "torch", *[(library, ranks) for _, ranks in runs])
     found = train(shell, setup, "ours", *runs)
     assert max_abs_diff(found, expected) < (1e-12 if dtype == "float64" else 1e-6)
 
 
-# Each rank prints how far its memory grows in the optimizer's first step, which makes its state.
-WIDTH = 1500
-MEASURE_STATE = f"""{MEASURE_MEMORY}
-script.ToyModel = lambda: nn.Sequential(nn.Linear(10, {WIDTH}), *[nn.Linear({WIDTH}, {WIDTH}),
-    nn.Linear({WIDTH}, 5)])
-
-parameter = nn.Parameter(torch.zeros(1))
-parameter.grad = torch.zeros(1)
-torch.optim.AdamW([parameter]).step()  # loads what it needs
+# Each rank prints how far its memory has grown, since before the model is built: before the first
+# step, between the backward pass and the optimizer's step, and after it.
+WIDTH, LAYERS = 1536, 8
+MEASURE_HELD = f"""{MEASURE_MEMORY}
+class Model(nn.Sequential):
+    def __init__(self):
+        script.start = memory("RssAnon:")
+        super().__init__(*[nn.Linear({WIDTH}, {WIDTH}, bias=False) for _ in range({LAYERS})])
 
 class AdamW(torch.optim.AdamW):
     def step(self):
-        before = memory("VmRSS:")
+        before = memory("RssAnon:")
         super().step()
-        print("state", memory("VmRSS:") - before)
-        self.step = super().step
+        after = memory("RssAnon:")
+        print("held", *[size - script.start for size in (script.built, before, after)])
 
+def run_batch(self, inputs, targets):
+    script.built = memory("RssAnon:")
+    undisturbed_run_batch(self, inputs, targets)
+    sys.exit()
+
+undisturbed_run_batch = script.Trainer._run_batch
+script.Trainer._run_batch = run_batch
+script.ToyModel = Model
+script.ToyDataset = lambda size: [(torch.zeros({WIDTH}), torch.zeros({WIDTH}))] * size
 torch.optim.SGD = lambda parameters, **options: AdamW(parameters)
 """
 
 
-@pytest.mark.parametrize(("script", "shards"), [(DDP, 1), (ZERO, 4)])
-def test_optimizer_state(shell, script, shards):
-    """Two numbers for each weight, of which a rank of zero.py has a quarter."""
+@pytest.mark.parametrize(
+    ("script", "parts"),
+    [(DDP_BY_HAND, [1, 1, 2]), (ZERO, [1, 1 / 4, 1 / 2]), (FSDP_BY_HAND, [1 / 4, 1 / 4, 1 / 2])],
+)
+def test_memory(shell, script, parts):
+    """Of weights, gradients and AdamW's state, a rank of four holds all or a quarter."""
     path = shell.folder / "script.py"
-    path.write_text(patched(script, MEASURE_STATE))
-    output = shell.ranks(f"{path} 1 1 --batch_size 512", 4).succeeds()
-    weights = 10 * WIDTH + WIDTH + WIDTH * WIDTH + WIDTH + WIDTH * 5 + 5
-    measured = [int(size) for size in re.findall(r"state (\d+)", output)]
-    print(measured, 8 * weights / shards)
-    assert measured == pytest.approx([8 * weights / shards] * 4, rel=0.1)
+    path.write_text(patched(script, MEASURE_HELD))
+    output = shell.ranks(f"{path} 1 1 --batch_size 1", 4).succeeds()
+    found = [list(map(int, line.split())) for line in re.findall(r"held (.+)", output)]
+    assert len(found) == 4
+    for built, before, after in found:
+        measured = [built, before - built, after - before]
+        print(measured)
+        expected = [part * 4 * LAYERS * WIDTH**2 for part in parts]
+        assert measured == pytest.approx(expected, rel=0.1)
+
+
+# Each rank prints how far its memory has grown, since before the model is built, in each layer.
+MEASURE_WEIGHTS = f"""{MEASURE_MEMORY}
+class Layer(nn.Linear):
+    def forward(self, inputs):
+        print("weights", memory("RssAnon:") - script.start)
+        return super().forward(inputs)
+
+class Model(nn.Sequential):
+    def __init__(self):
+        script.start = memory("RssAnon:")
+        layers = [Layer({WIDTH}, {WIDTH}) for _ in range({LAYERS})]
+        super().__init__(*layers)
+
+    def forward(self, inputs):
+        with torch.no_grad():
+            super().forward(inputs)
+        script.dist.barrier()
+        script.time.sleep(0.1)
+        sys.exit()
+
+script.ToyModel = Model
+script.ToyDataset = lambda size: [(torch.zeros({WIDTH}), torch.zeros({WIDTH}))] * size
+"""
+
+
+def test_weights(shell):
+    """A rank of fsdp.py holds a quarter of the weights, and the whole of one layer."""
+    path = shell.folder / "script.py"
+    path.write_text(patched(FSDP_BY_HAND, MEASURE_WEIGHTS))
+    output = shell.ranks(f"{path} 1 1 --batch_size 1", 4).succeeds()
+    layer = 4 * (WIDTH**2 + WIDTH)
+    expected = LAYERS * layer / 4 + layer
+    measured = [int(size) for size in re.findall(r"weights (\d+)", output)]
+    print(measured, expected)
+    assert measured == pytest.approx([expected] * 4 * LAYERS, rel=0.1)
 
 
 def test_parameter_without_gradient(shell):

@@ -88,7 +88,8 @@ def test_cascade_goes_round_a_conflict(copy):
         "then run: make cascade FROM=gpt/gpt.py\n"
         "cascade: conflict in recipes/images.py: resolve the marked lines\n"
         "cascade: conflict in recipes/fsdp.py: resolve the marked lines\n"
-        "cascade: conflict in by_hand/zero.py: resolve the marked lines\n"
+        "cascade: conflict in by_hand/zero.py: resolve the marked lines, "
+        "then run: make cascade FROM=by_hand/zero.py\n"
     )
     left_out = ["gpt/gpt.py", "recipes/fsdp.py", "recipes/images.py", "by_hand/zero.py"]
     for step in SCRIPT_STEPS:

@@ -316,7 +316,12 @@ FAULTS = [
         (WEIGHT, "weight = local_size / global_size"),
     ),
     Fault("no broadcast", "by_hand/ddp", "weights resume restart", (BROADCAST, "")),
-    Fault("sum in place of mean", "by_hand/ddp", "weights", (" / dist.get_world_size()", "")),
+    Fault(
+        "sum in place of mean",
+        "by_hand/ddp",
+        "weights",
+        ("        self.flat /= dist.get_world_size()\n", ""),
+    ),
     Fault(
         "the hook comes before the gradient",
         "by_hand/ddp",

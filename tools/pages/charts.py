@@ -180,10 +180,28 @@ def overlap(forms):
     return picture
 
 
-CHARTS = {
-    chart.__name__: chart
-    for chart in (elastic_ddp, cost_network, cost_placement, cost_clusters, recovery, overlap)
-}
+def by_hand_memory(scripts):
+    """What a rank of four holds with each script of by_hand/, in MB."""
+    picture = Picture(400, 196, "What a rank of four holds, in MB")
+    mb_x = Scale(0, max(sum(parts.values()) for parts in scripts.values()), 70, 356)
+    looks = dict(zip(next(iter(scripts.values())), "abc", strict=True))
+    for row, (script, parts) in enumerate(scripts.items()):
+        top = 6 + 30 * row
+        picture.text(4, top + 16, script)
+        held = 0
+        for part, size in parts.items():
+            left = mb_x(held)
+            held += size
+            picture.box(left, top, mb_x(held) - left, 22, looks[part])
+        picture.text(mb_x(held) + 6, top + 16, f"{held:.0f}")
+    picture.x_axis(mb_x, 104, {mb: mb for mb in range(0, 301, 100)}, "MB")
+    picture.legend(8, 176, {look: part for part, look in looks.items()}, across=130)
+    return picture
+
+
+DRAWN = [elastic_ddp, cost_network, cost_placement, cost_clusters, recovery]
+DRAWN += [overlap, by_hand_memory]
+CHARTS = {chart.__name__: chart for chart in DRAWN}
 
 
 def main():

@@ -5,16 +5,18 @@ The order of its calls does not depend on the machine, so that a test can compar
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.profiler import ProfilerActivity, profile
 
+from by_hand import fsdp
 from tools.pages import ranks
 from tools.pages.picture import Picture
 from tools.pages.ranks import BLOCKS, FOLDER, RANKS
 
+BLOCK_UNITS = [f"blocks.{number}" for number in range(BLOCKS)]
 EMBEDDINGS, HEAD = "embeddings", "norm, head"
-UNITS = [EMBEDDINGS, *(f"blocks.{number}" for number in range(BLOCKS)), HEAD]
 
 
 def trace():
@@ -47,27 +49,65 @@ def trace():
     ]
 
 
-def draw(path, steps):
+def trace_by_hand():
+    """Returns the same of by_hand/fsdp.py and the blocks alone."""
+    dist.init_process_group("gloo")
+    calls = []
+    units = iter(BLOCK_UNITS)
+
+    class RecordedBucket(fsdp.Bucket):
+        def __init__(self, layer):
+            self.unit = next(units)
+            super().__init__(layer)
+
+        def gather_weights(self, *args):
+            calls.append(("gather", self.unit))
+            super().gather_weights(*args)
+            calls.append(("use", self.unit))
+
+        def free_weights(self):
+            super().free_weights()
+            calls.append(("free", self.unit))
+
+        def note_gradient(self, parameter):
+            if self.ready + 1 == len(self.parameters):
+                calls.append(("reduce", self.unit))
+            super().note_gradient(parameter)
+
+    fsdp.Bucket = RecordedBucket
+    blocks = [ranks.load("fsdp").Block(n_head=1, n_embd=16) for _ in range(BLOCKS)]
+    model = fsdp.FullyShardedDataParallel(nn.Sequential(*blocks))
+    calls.clear()
+    model(torch.zeros(1, 16, 16)).sum().backward()
+    return calls
+
+
+def draw(path, steps, units, end_of_forward):
     """Draws a row per unit: when it is gathered, in use, and freed, in the order of `steps`."""
-    picture = Picture(400, 268, "FSDP gathers and frees the parts of a GPT in a training step")
+    bottom = 30 + 30 * len(units)
+    title = "FSDP gathers and frees the parts of a GPT in a training step"
+    picture = Picture(400, bottom + 58, title)
     left, width = 90, 307 / len(steps)
-    backward = steps.index(["use", HEAD]) + 1  # it begins with the head, which is kept
+    backward = steps.index(end_of_forward) + 1
     picture.text(left, 15, "forward")
     picture.text(left + backward * width, 15, "backward")
     looks = {"gather": "a dashed", "use": "a", "reduce": "b"}
-    for row, unit in enumerate(UNITS):
+    for row, unit in enumerate(units):
         top = 24 + 30 * row
         picture.text(4, top + 16, unit.replace("blocks.", "block "))
         own = [(i, kind) for i, (kind, of) in enumerate(steps) if of == unit]
         for (start, kind), (end, _) in zip(own, [*own[1:], (own[-1][0] + 1, "")], strict=True):
             if kind in looks:
                 picture.box(left + start * width, top, (end - start) * width, 22, looks[kind])
-    picture.path(f"M{left} 210h307m-5-4l5 4l-5 4")
-    picture.text(left + 153, 228, "in the order of the calls", "")
+    picture.path(f"M{left} {bottom}h307m-5-4l5 4l-5 4")
+    picture.text(left + 153, bottom + 18, "in the order of the calls", "")
     names = ("all-gather", "in use", "reduce-scatter")
-    picture.legend(4, 252, dict(zip(looks.values(), names, strict=True)), across=130)
+    picture.legend(4, bottom + 42, dict(zip(looks.values(), names, strict=True)), across=130)
     picture.save(path)
 
 
 if __name__ == "__main__":
-    draw(FOLDER / "fsdp.svg", ranks.run(trace)[0])
+    units = [EMBEDDINGS, *BLOCK_UNITS, HEAD]
+    draw(FOLDER / "fsdp.svg", ranks.run(trace)[0], units, ["use", HEAD])  # which is kept
+    steps = ranks.run(trace_by_hand)[0]
+    draw(FOLDER / "by_hand_fsdp.svg", steps, BLOCK_UNITS, ["free", BLOCK_UNITS[-1]])
