@@ -273,7 +273,7 @@ def print_memory(args, model):
     width = max(21, *(len(name) for name, *_ in ways))
     for way in ways:
         name, *options = way
-        parts = memory(model, args.batch_size, number_bytes, *options)
+        parts = memory(model, args.batch_size, number_bytes, *options, compiled=args.compile)
         if name == "DDP":
             columns = {part: f"{part:>{max(8, len(part) + 2)}}" for part in parts}
             print(f"{'GB per GPU':<{width}}" + "".join(columns.values()) + "  fits")
@@ -328,6 +328,7 @@ def parse_args():
     bandwidth = H100.network_bandwidth
     parser.add_argument("--network_bandwidth", type=float, default=bandwidth, help="of a node")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    parser.add_argument("--compile", action="store_true", help="the loss; blocks count as without")
     args = parser.parse_args()
     if args.params is None:
         if len(sys.argv) > 1:
@@ -335,7 +336,7 @@ def parse_args():
         return args, None
     if args.tp_size is None:
         args.tp_size = math.gcd(args.gpus, H100.gpus_per_node)
-    numbers = [value for value in vars(args).values() if isinstance(value, (int, float))]
+    numbers = [value for value in vars(args).values() if type(value) in (int, float)]
     if not all(1 <= number < math.inf for number in numbers):
         parser.error("all numbers must be 1 or more")
     if args.gpu_memory < 1e9:

@@ -21,6 +21,7 @@ OTHERS = 3 + 1 + 4 + 4  # q, k and v; the input of proj; up's output; the input 
 BACKWARD = 4 + 4 + 1 - 4
 # Per token and entry of the vocabulary, in float32: log-softmax, its gradient, that of the logits.
 LOGITS = 3
+COMPILED_LOGITS = 2  # in their own type: the logits, from which all else follows; their gradient
 
 
 class GPT(NamedTuple):
@@ -33,18 +34,21 @@ class GPT(NamedTuple):
     context: int
 
     @property
-    def root_params(self):
-        """Those of no block, which FSDP gathers for the whole step."""
-        return (2 * self.vocab_size + self.context) * self.n_embd
+    def embedding_params(self):
+        return (self.vocab_size + self.context) * self.n_embd
+
+    @property
+    def head_params(self):
+        return self.vocab_size * self.n_embd
 
     @property
     def block_params(self):
-        return (self.params - self.root_params) / self.n_layer
+        return (self.params - self.embedding_params - self.head_params) / self.n_layer
 
     @property
     def flops_per_token(self):
         """As gpt/pretrain.py counts them: with attention, without the embeddings."""
-        multiplied = self.params - (self.vocab_size + self.context) * self.n_embd
+        multiplied = self.params - self.embedding_params
         return 6 * multiplied + 12 * self.n_layer * self.n_embd * self.context
 
 
@@ -59,7 +63,22 @@ def activations(model, samples, number_bytes, block_input_bytes, recompute, tp):
     return model.n_layer * channels * block_input_bytes / tp, block + backward
 
 
-def memory(model, samples, number_bytes, shards=1, recompute=False, tp=1, pp=1):
+def gathered(model, number_bytes, tp):
+    """Returns the bytes, besides shards, at the start, in the middle and at the end of backward."""
+    block = model.block_params / tp
+    embedding, head = model.embedding_params / tp, model.head_params / tp
+    at_start = (embedding + head) * number_bytes
+    in_use = 3 * block * number_bytes  # the weights of two blocks, the gradients of one
+    if tp > 1:  # embedding and head are gathered and reduced together, at the end
+        in_use += block * FLOAT32 + head * number_bytes
+        at_end = at_start + (embedding + head) * FLOAT32
+        return at_start, max(at_start + in_use, at_end), at_end
+    # The gradients that are being summed in float32 are those of a block or, at first, of the head.
+    during = embedding * number_bytes + in_use + max(block, head) * FLOAT32
+    return at_start, during, embedding * (number_bytes + FLOAT32)
+
+
+def memory(model, samples, number_bytes, shards=1, recompute=False, tp=1, pp=1, compiled=False):
     """Returns the bytes of each part and, last, of their sum at the peak.
 
     `shards` is the number of ranks that share the state, with tensor parallelism those of all
@@ -67,6 +86,7 @@ def memory(model, samples, number_bytes, shards=1, recompute=False, tp=1, pp=1):
     `number_bytes` is 2 for bfloat16, with autocast or FSDP's mixed precision, and 4 for float32.
     With a pipeline of `pp` equal stages, `samples` are those of a micro-batch. The first stage has
     1 / pp of the blocks and keeps up to pp micro-batches: as many activations as one stage would.
+    Of what is `compiled`, the loss is counted; blocks then keep less than this, too.
     """
     weights = FLOAT32 * model.params / shards
     if shards == 1:
@@ -80,15 +100,12 @@ def memory(model, samples, number_bytes, shards=1, recompute=False, tp=1, pp=1):
         at_start = during = at_end = copies
         block_input_bytes = number_bytes
     else:
-        root, block = model.root_params / tp, model.block_params / tp
-        at_start = root * number_bytes
-        # Of blocks, the weights of two, the gradients of one, and those that are being summed; of
-        # the root, the gradient of the head, and at the end the gradients that are being summed.
-        in_use = block * (3 * number_bytes + FLOAT32) + root / 2 * number_bytes
-        copies = during = at_end = at_start + max(in_use, root * FLOAT32)
+        at_start, during, at_end = gathered(model, number_bytes, tp)
+        copies = max(during, at_end)
         block_input_bytes = number_bytes
     kept, backward = activations(model, samples, number_bytes, block_input_bytes, recompute, tp)
-    logits = samples * model.context * model.vocab_size * LOGITS * FLOAT32
+    logit_bytes = COMPILED_LOGITS * number_bytes if compiled else LOGITS * FLOAT32
+    logits = samples * model.context * model.vocab_size * logit_bytes
     return {
         "weights": weights,
         "optimizer": 2 * weights,

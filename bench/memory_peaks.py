@@ -27,6 +27,7 @@ RUNS = [
     ("pretrain", 2, "", (8, 384, 1)),
     ("pretrain", 1, "", (8, 128, 16)),
     ("pretrain", 1, "--recompute", (24, 128, 16)),
+    ("pretrain", 1, "--recompute --compile", (2, 128, 16)),
     ("fsdp", 2, "", (12, 256, 4)),
     ("fsdp", 4, "", (12, 512, 1)),
     ("fsdp", 2, "--recompute", (24, 128, 16)),
@@ -88,7 +89,8 @@ def run(name, ranks, options, shape):
     params = 12 * n_layer * n_embd**2 + (2 * VOCAB_SIZE + CONTEXT) * n_embd
     model = GPT(params, n_layer, n_embd, VOCAB_SIZE, CONTEXT)
     shards = 1 if name == "pretrain" else ranks
-    predicted = memory(model, samples, 4, shards, "--recompute" in options, tp, pp)["peak"]
+    recompute, compiled = "--recompute" in options, "--compile" in options
+    predicted = memory(model, samples, 4, shards, recompute, tp, pp, compiled)["peak"]
     with tempfile.TemporaryDirectory() as folder:
         batch_size = samples * micro_batches
         chunks = STEPS * batch_size * ranks // (tp * pp) + VAL_CHUNKS

@@ -471,7 +471,7 @@ def main(args):
         for block in model.blocks:  # equal blocks share one compilation
             block.compile()
     optimizer = configure_optimizer(model, args.learning_rate)
-    loss_fn = next_byte_loss
+    loss_fn = torch.compile(next_byte_loss) if args.compile else next_byte_loss
     sampler = ResumableSampler(dataset, seed=args.seed)
     train_loader = DataLoader(
         dataset,

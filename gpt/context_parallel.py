@@ -57,7 +57,7 @@ class Block(nn.Module):
 
     def __init__(self, n_head, n_embd, cp_group):
         super().__init__()
-        self.cp_group = cp_group
+        self.cp_group = cp_group  # the ranks that share each sample
         self.head_size = n_embd // n_head
         self.norm1 = nn.LayerNorm(n_embd)
         self.qkv = nn.Linear(n_embd, 3 * n_embd, bias=False)
@@ -81,7 +81,7 @@ class GPT(nn.Module):
 
     def __init__(self, n_layer, n_head, n_embd, context, recompute, cp_group):
         super().__init__()
-        self.cp_group = cp_group  # the ranks that share each sample
+        self.cp_group = cp_group
         self.shape = f"{n_layer=}, {n_head=}, {n_embd=}, {context=}"
         self.context = context
         self.recompute = recompute
@@ -501,7 +501,7 @@ def main(args):
         for block in model.blocks:  # equal blocks share one compilation
             block.compile()
     optimizer = configure_optimizer(model, args.learning_rate)
-    loss_fn = next_byte_loss
+    loss_fn = torch.compile(next_byte_loss) if args.compile else next_byte_loss
     sampler = ResumableSampler(dataset, dp_size, cp_mesh.get_local_rank("dp"), seed=args.seed)
     train_loader = DataLoader(
         dataset,

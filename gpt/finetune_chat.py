@@ -469,7 +469,7 @@ def main(args):
         for block in model.model.layers:  # equal blocks share one compilation
             block.compile()
     optimizer = configure_optimizer(model, args.learning_rate)
-    loss_fn = next_token_loss
+    loss_fn = torch.compile(next_token_loss) if args.compile else next_token_loss
     sampler = ResumableSampler(dataset, seed=args.seed)
     train_loader = DataLoader(
         dataset,

@@ -80,7 +80,7 @@ def run_formula(arguments, monkeypatch):
         ("--params nan", "all numbers must be 1 or more"),
         ("--params 8e9 --n_layer 0", "all numbers must be 1 or more"),
         ("--params 8e9 --gpu_memory 40", "--gpu_memory is in bytes, such as 80e9"),
-        ("--params 8e9 --gpus 12", None),
+        ("--params 8e9 --gpus 12 --compile", None),
         ("--params 8e9 --gpus 12 --tp_size 8", "--tp_size must divide --gpus and the 8 GPUs of"),
         ("--params 1e7", "the embedding and the head alone have --params: lower --vocab_size"),
     ],

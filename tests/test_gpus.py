@@ -11,6 +11,7 @@ from helpers import (
     SHORT_VAL,
     VAL_CHUNKS,
     load_gpt,
+    long,
     patched,
     pretend_gpus,
     write_text,
@@ -28,7 +29,7 @@ NAMES.remove("recipes/regroup.py")  # its page: for gloo
 TOKENS = ["gpt/tokens.py", "gpt/llama.py"]
 FINETUNE = ["gpt/finetune.py", "gpt/finetune_chat.py"]
 OTHERS = [name for name in NAMES if name not in (*SCRIPTS, "gpt/fsdp.py", "recipes/images.py")]
-PRETENDED = [*SCRIPTS, "gpt/fsdp.py", *(pytest.param(n, marks=pytest.mark.long) for n in OTHERS)]
+PRETENDED = [*SCRIPTS, "gpt/fsdp.py", *long(*OTHERS)]
 OPTIONS = {
     **GPT_OPTIONS,
     "gpt/pipeline_parallel.py": "--pp_size 2 --micro_batches 2 --n_layer 2",

@@ -47,10 +47,9 @@ def test_flops_are_those_of_the_script():
 
 @pytest.mark.nightly
 @pytest.mark.long
-def test_measured_peak():
-    """One of the runs that docs/choose.md shows, with all kinds of parts."""
-    name, ranks, options, shape = memory_peaks.RUNS[6]
-    assert name == "tensor_parallel"
-    predicted, measured = memory_peaks.run(name, ranks, options, shape)
+@pytest.mark.parametrize("run", [memory_peaks.RUNS[n] for n in (3, 4, 7)], ids=str)
+def test_measured_peak(run):
+    """Of the runs that docs/choose.md shows: a compiled loss, and all kinds of shards."""
+    predicted, measured = memory_peaks.run(*run)
     print(predicted, measured)
     assert predicted == pytest.approx(measured, rel=0.1)

@@ -55,8 +55,8 @@ BY_HAND = [
 ]
 GPT = [
     Step("preemptible.py", "gpt/gpt.py", 136),
-    Step("gpt/gpt.py", "gpt/pretrain.py", 118),
-    Step("gpt/pretrain.py", "gpt/fsdp.py", 98),
+    Step("gpt/gpt.py", "gpt/pretrain.py", 121),
+    Step("gpt/pretrain.py", "gpt/fsdp.py", 99),
     Step("gpt/fsdp.py", "gpt/hsdp.py", 17),
     Step("gpt/fsdp.py", "gpt/accumulate.py", 24),
     Step("gpt/fsdp.py", "gpt/async_save.py", 31),
