@@ -484,6 +484,10 @@ def main(args):
     dataset = Subset(text, range(len(text) - val_chunks))
     with torch.device("meta"):  # shapes, but no memory
         model = GPT(args.n_layer, args.n_head, args.n_embd, args.context, args.recompute)
+    node_sizes = [None] * dist.get_world_size()
+    dist.all_gather_object(node_sizes, int(os.environ["LOCAL_WORLD_SIZE"]))
+    if len(set(node_sizes)) > 1:
+        sys.exit(f"nodes of unequal size: start as many ranks on each, not {node_sizes}")
     mesh_shape = (int(os.environ["GROUP_WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"]))
     mesh = init_device_mesh(device.type, mesh_shape, mesh_dim_names=("node", "dp"))
     fsdp_config = {"mesh": mesh["dp"]}

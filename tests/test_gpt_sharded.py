@@ -446,11 +446,18 @@ def test_ranks_that_do_not_divide(shell, name, options, message):
     shell.ranks(f"gpt/{name} 1 {options}", 2).fails(message)
 
 
-def test_nodes_of_unequal_size(shell):
-    """By default, each rank would take the size of its own node, and wait for other ranks."""
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("hsdp.py", "set --shard_size, which is [2, 2, 1, 1] by default"),
+        ("local_sgd.py", "start as many ranks on each, not [2, 2, 1, 1]"),
+    ],
+)
+def test_nodes_of_unequal_size(shell, name, message):
+    """Each rank would take the size of its own node, and wait for other ranks."""
     folders = [shell.folder / name for name in ("a", "a", "b", "c")]
-    job = shell.ranks_on(folders, "gpt/hsdp.py 1")
-    job.fails("set --shard_size, which is [2, 2, 1, 1] by default")
+    job = shell.ranks_on(folders, f"gpt/{name} 1")
+    job.fails(f"nodes of unequal size: {message}")
 
 
 def start_local_sgd(shell, epochs, ranks_per_node, setup, options):

@@ -32,13 +32,17 @@ OTHERS = [name for name in NAMES if name not in (*SCRIPTS, "gpt/fsdp.py", "recip
 PRETENDED = [*SCRIPTS, "gpt/fsdp.py", *long(*OTHERS)]
 OPTIONS = {
     **GPT_OPTIONS,
+    "gpt/accumulate.py": "--micro_batch_size 2",
     "gpt/pipeline_parallel.py": "--pp_size 2 --micro_batches 2 --n_layer 2",
     "gpt/three_d.py": "--tp_size 2 --micro_batches 2",
     # All experts: of fewer, a token may select others in bfloat16 than in float32.
     "gpt/moe.py": "--n_experts 2 --top_k 2",
     "gpt/expert_parallel.py": "--n_experts 2 --top_k 2",
     **dict.fromkeys(TOKENS, "--data {folder}/tokens"),
-    **dict.fromkeys(FINETUNE, "--model {folder}/model --export_path {folder}/exported"),
+    **dict.fromkeys(
+        FINETUNE,
+        "--learning_rate 1e-3 --model {folder}/model --export_path {folder}/exported",
+    ),
 }
 # The others load their snapshots as one of these does.
 RESUMED = [*SCRIPTS, "gpt/gpt.py", "gpt/fsdp.py", "gpt/local_sgd.py"]
@@ -69,7 +73,9 @@ def options_of(shell, name):
         options = f"{TINY} {options}"
     if name != "gpt/gpt.py":
         options += f" {SHORT_VAL}"
-    return f"{options} --batch_size 4 --context {CONTEXT}"
+    # Of a chat in 8 tokens, nothing would be left to learn.
+    context = 40 if name == "gpt/finetune_chat.py" else CONTEXT
+    return f"{options} --batch_size 4 --context {context}"
 
 
 def weights(path):
@@ -159,8 +165,13 @@ def test_real_gpus(shell, name):
     def start(command):
         return shell.start(f"{launcher} {command} {compiled}", CUDA_VISIBLE_DEVICES=visible)
 
-    # On several GPUs, SyncBatchNorm trains otherwise than the CPU's BatchNorm.
-    max_diff = 1 if name == "recipes/images.py" else 1e-2
+    max_diff = 1e-2
+    if name.startswith("gpt/"):
+        # In bfloat16, forced on CPUs, they differ by up to 1e-3; at 1.2 times the learning rate, by
+        # 1e-2.
+        max_diff = 4e-3
+    elif name == "recipes/images.py":
+        max_diff = 1  # on several GPUs, SyncBatchNorm trains otherwise than the CPU's BatchNorm
     check(shell, name, ranks, start, max_diff)
 
 

@@ -70,7 +70,7 @@ GPT = [
     Step("gpt/pipeline_parallel.py", "gpt/three_d.py", 45),
     Step("gpt/fsdp.py", "gpt/moe.py", 68),
     Step("gpt/moe.py", "gpt/expert_parallel.py", 58),
-    Step("gpt/fsdp.py", "gpt/local_sgd.py", 46),
+    Step("gpt/fsdp.py", "gpt/local_sgd.py", 50),
     Step("gpt/fsdp.py", "gpt/finetune.py", 193),  # 100 of them are the GPT, which goes
     Step("gpt/finetune.py", "gpt/finetune_chat.py", 55),
 ]
