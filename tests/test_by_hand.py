@@ -137,6 +137,7 @@ torch.optim.SGD = lambda parameters, **options: AdamW(parameters)
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("script", "parts"),
     [(DDP_BY_HAND, [1, 1, 2]), (ZERO, [1, 1 / 4, 1 / 2]), (FSDP_BY_HAND, [1 / 4, 1 / 4, 1 / 2])],

@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import fcntl
 import functools
 import http.server
 import os
@@ -158,12 +159,18 @@ def test_what_is_wrong_is_named(copy, file, change, message):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The site, built from a copy as `make docs` builds it."""
+    """The site, built from a copy as `make docs` builds it, once for all workers of pytest."""
     ignored = shutil.ignore_patterns(".venv", ".git", "runs", "logs", "site", "*.pt", "*.out")
-    folder = tmp_path_factory.mktemp("site") / "copy"
-    shutil.copytree(ROOT, folder, ignore=ignored)
-    result = make_docs(folder)
-    assert result.returncode == 0, result.stdout + result.stderr
+    base = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent  # that of this run
+    folder = base / "copy-for-site"
+    with open(f"{folder}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "site").exists():
+            shutil.copytree(ROOT, folder, ignore=ignored)
+            result = make_docs(folder)
+            assert result.returncode == 0, result.stdout + result.stderr
     assert run("diff", "-r", ROOT / "docs", folder / "docs").stdout == "", "run make docs"
     return folder / "site"
 

@@ -70,6 +70,7 @@ script.Trainer._run_batch = run_and_log_loads
 NOT_BALANCED = "script.Trainer._balance_experts = lambda self: None"
 
 
+@pytest.mark.long
 def test_loads_get_even(shell):
     """Without the biases, two of eight experts get nearly all tokens of a batch."""
     jobs = []

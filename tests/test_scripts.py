@@ -54,6 +54,7 @@ ELSEWHERE = {
     "tools/pages/check_docs.py": ("test_docs.py", "tools.pages.check_docs"),
     "tools/pages/minimap.py": ("test_pictures.py", '"minimap"'),
     "tools/pages/charts.py": ("test_pictures.py", '"charts"'),
+    "tools/pages/experts.py": ("test_pictures.py", '"experts"'),
     "tools/pages/fsdp_calls.py": ("test_pictures.py", '"fsdp_calls"'),
     "tools/pages/placements.py": ("test_pictures.py", '"placements"'),
 }
