@@ -50,18 +50,18 @@ class ToyDataset(Dataset):
 
 
 def split(tensor):
-    """Returns a tensor's numbers as a row for each rank, with zeros at the end of the last one."""
+    """Returns a tensor's numbers as a row for each rank, padded with zeros at the end."""
     padding = -tensor.numel() % dist.get_world_size()
     return F.pad(tensor.flatten(), (0, padding)).view(dist.get_world_size(), -1)
 
 
 def join(rows, parameter):
-    """Returns the numbers of all rows in the shape of the parameter that they are of."""
+    """Returns all rows as one tensor of the parameter's shape, without the padding."""
     return rows.flatten()[: parameter.numel()].view_as(parameter)
 
 
 def gather(shard, parameter):
-    """Returns the whole tensor on rank 0, of which each rank has a shard; elsewhere the shard."""
+    """On rank 0, returns the whole tensor; on the other ranks, their shard."""
     if shard.dim() == 0:  # such as AdamW's number of steps, the same on all ranks
         return shard
     if dist.get_rank() > 0:
@@ -69,11 +69,11 @@ def gather(shard, parameter):
         return shard
     rows = [torch.empty_like(shard) for _ in range(dist.get_world_size())]
     dist.gather(shard, rows)
-    return join(torch.stack(rows), parameter)
+    return join(torch.stack(rows), parameter).cpu()  # a GPU may not hold all of them
 
 
 class Bucket:
-    """The parameters of a layer: whole while the layer computes, of which each rank has a shard."""
+    """A layer's parameters: each rank keeps a shard of them, and all while the layer computes."""
 
     def __init__(self, layer):
         self.parameters = list(layer.parameters())
@@ -105,11 +105,11 @@ class Bucket:
         self.ready += 1
         if self.ready == len(self.parameters):
             rows = torch.cat([split(p.grad) for p in self.parameters], dim=1)
-            self.flat = torch.empty_like(rows[0])  # for the sum of this rank's row
+            for p in self.parameters:
+                p.grad = None  # a copy of it is in the rows
+            self.flat = torch.empty_like(rows[0])  # receives the sum of this rank's row
             dist.reduce_scatter(self.flat, list(rows))
             self.free_weights()
-            for parameter in self.parameters:
-                parameter.grad = None
 
     def average_gradients(self):
         if self.ready != len(self.parameters):
@@ -217,9 +217,9 @@ class Trainer:
 
     def _whole_optimizer_state(self):
         state_dict = self.optimizer.state_dict()
-        for number, parameter in enumerate(self.model.module.parameters()):
-            state = state_dict["state"][number]
-            whole = {name: gather(value, parameter) for name, value in state.items()}
+        parameters = list(self.model.module.parameters())
+        for number, state in state_dict["state"].items():
+            whole = {name: gather(value, parameters[number]) for name, value in state.items()}
             state_dict["state"][number] = whole
         return state_dict
 

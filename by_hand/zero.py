@@ -52,18 +52,18 @@ class ToyDataset(Dataset):
 
 
 def split(tensor):
-    """Returns a tensor's numbers as a row for each rank, with zeros at the end of the last one."""
+    """Returns a tensor's numbers as a row for each rank, padded with zeros at the end."""
     padding = -tensor.numel() % dist.get_world_size()
     return F.pad(tensor.flatten(), (0, padding)).view(dist.get_world_size(), -1)
 
 
 def join(rows, parameter):
-    """Returns the numbers of all rows in the shape of the parameter that they are of."""
+    """Returns all rows as one tensor of the parameter's shape, without the padding."""
     return rows.flatten()[: parameter.numel()].view_as(parameter)
 
 
 def gather(shard, parameter):
-    """Returns the whole tensor on rank 0, of which each rank has a shard; elsewhere the shard."""
+    """On rank 0, returns the whole tensor; on the other ranks, their shard."""
     if shard.dim() == 0:  # such as AdamW's number of steps, the same on all ranks
         return shard
     if dist.get_rank() > 0:
@@ -71,7 +71,7 @@ def gather(shard, parameter):
         return shard
     rows = [torch.empty_like(shard) for _ in range(dist.get_world_size())]
     dist.gather(shard, rows)
-    return join(torch.stack(rows), parameter)
+    return join(torch.stack(rows), parameter).cpu()  # a GPU may not hold all of them
 
 
 class Bucket:
@@ -91,14 +91,16 @@ class Bucket:
         self.ready += 1
         if self.ready == len(self.parameters):
             rows = torch.cat([split(p.grad) for p in self.parameters], dim=1)
-            self.flat = torch.empty_like(rows[0])  # for the sum of this rank's row
+            for p in self.parameters:
+                p.grad = None  # a copy of it is in the rows
+            self.flat = torch.empty_like(rows[0])  # receives the sum of this rank's row
             self.work = dist.reduce_scatter(self.flat, list(rows), async_op=True)
 
     def average_gradients(self):
         if self.ready != len(self.parameters):
             raise RuntimeError("between two steps, each parameter must get one gradient")
         self.work.wait()
-        self.work = None  # which has the whole gradients
+        self.work = None  # it keeps all rows alive
         self.flat /= dist.get_world_size()
         sizes = [shard.numel() for shard in self.shards]
         for shard, gradient in zip(self.shards, self.flat.split(sizes), strict=True):
@@ -131,7 +133,6 @@ class DistributedDataParallel(nn.Module):
     def average_gradients(self):
         for bucket in self.buckets:
             bucket.average_gradients()
-        self.module.zero_grad()  # the optimizer has those of the shards
 
     def gather_weights(self):
         for rows, shard in zip(self.rows, self.shards, strict=True):
@@ -208,9 +209,9 @@ class Trainer:
 
     def _whole_optimizer_state(self):
         state_dict = self.optimizer.state_dict()
-        for number, parameter in enumerate(self.model.module.parameters()):
-            state = state_dict["state"][number]
-            whole = {name: gather(value, parameter) for name, value in state.items()}
+        parameters = list(self.model.module.parameters())
+        for number, state in state_dict["state"].items():
+            whole = {name: gather(value, parameters[number]) for name, value in state.items()}
             state_dict["state"][number] = whole
         return state_dict
 

@@ -52,7 +52,7 @@ class AllToAll(torch.autograd.Function):
 
 
 class MixtureOfExperts(nn.Module):
-    """MLPs, of which each token takes the `top_k` that a router selects; keeps the shape."""
+    """Each token, of (batch, time, n_embd), takes the `top_k` MLPs that a router selects."""
 
     def __init__(self, n_embd, n_experts, top_k):
         super().__init__()
@@ -552,7 +552,7 @@ def main(args):
     if torch.cuda.is_bf16_supported(including_emulation=False):
         fsdp_config["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)
     if args.n_experts % dist.get_world_size():
-        sys.exit(f"--n_experts must be a multiple of {dist.get_world_size()}, the ranks")
+        sys.exit(f"--n_experts must be a multiple of the {dist.get_world_size()} ranks")
     for block in model.blocks:
         experts = block.moe.shard_experts(mesh["dp"])
         fully_shard(block, **fsdp_config, ignored_params=experts)

@@ -37,7 +37,7 @@ SNAPSHOT_NAMES = f"epoch_{4 * '[0-9]'}_sample_{12 * '[0-9]'}"  # a glob pattern
 
 
 class MixtureOfExperts(nn.Module):
-    """MLPs, of which each token takes the `top_k` that a router selects; keeps the shape."""
+    """Each token, of (batch, time, n_embd), takes the `top_k` MLPs that a router selects."""
 
     def __init__(self, n_embd, n_experts, top_k):
         super().__init__()

@@ -422,7 +422,7 @@ def parse_args():
     parser.add_argument("--peak_tflops", type=float, help="of a device, to log the MFU")
     parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
     parser.add_argument("--snapshot_path", default="snapshot", help="a folder")
-    parser.add_argument("--pp_size", type=int, default=1, help="stages, one on each device")
+    parser.add_argument("--pp_size", type=int, default=1, help="stages that share the layers")
     parser.add_argument("--micro_batches", type=int, default=8, help="that a batch is cut into")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()

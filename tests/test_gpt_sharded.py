@@ -439,7 +439,7 @@ def test_snapshot_of_another_layout(shell):
             "--pp_size 2 --tp_size 2",
             "--pp_size times --tp_size does not divide the 2 ranks",
         ),
-        ("expert_parallel.py", "--n_experts 3", "--n_experts must be a multiple of 2, the ranks"),
+        ("expert_parallel.py", "--n_experts 3", "--n_experts must be a multiple of the 2 ranks"),
     ],
 )
 def test_ranks_that_do_not_divide(shell, name, options, message):

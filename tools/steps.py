@@ -51,8 +51,8 @@ ELASTIC_RECIPES = [
 ]
 BY_HAND = [
     Step("multigpu_torchrun.py", "by_hand/ddp.py", 45),
-    Step("by_hand/ddp.py", "by_hand/zero.py", 73),
-    Step("by_hand/zero.py", "by_hand/fsdp.py", 77),
+    Step("by_hand/ddp.py", "by_hand/zero.py", 74),
+    Step("by_hand/zero.py", "by_hand/fsdp.py", 74),
 ]
 GPT = [
     Step("preemptible.py", "gpt/gpt.py", 136),
