@@ -43,6 +43,10 @@ MODELS = {"toy": OWN_WEIGHTS, "block": BLOCK + OWN_WEIGHTS}
 
 
 ADAMW = "torch.optim.SGD = lambda parameters, **options: torch.optim.AdamW(parameters)\n"
+NO_STATE = """
+SGD = torch.optim.SGD
+torch.optim.SGD = lambda parameters, **options: SGD(parameters, lr=0.01)
+"""
 
 
 def train(shell, setup, name, *runs):
@@ -93,7 +97,7 @@ def test_ddp(shell, form, model, dtype, ranks):
     [
         (DDP, [(ZERO, 4), (ZERO, 2)], "toy", "float64", ADAMW),
         (DDP, [(ZERO, 2), (DDP, 4)], "block", "float64", ADAMW),
-        (DDP, [(DDP, 2), (ZERO, 4)], "block", "float32", ""),
+        (DDP, [(DDP, 2), (ZERO, 4)], "block", "float32", NO_STATE),
         (FSDP, [(FSDP_BY_HAND, 4), (FSDP_BY_HAND, 2)], "toy", "float64", ADAMW),
         (FSDP, [(FSDP_BY_HAND, 2), (DDP, 4)], "block", "float64", ""),
         (FSDP, [(ZERO, 2), (FSDP_BY_HAND, 4)], "block", "float32", ""),
