@@ -24,7 +24,7 @@ if dist.get_rank() == 0:
 dist.barrier()
 """
 # Rank 1 has a batch more than rank 0.
-JOINED = """import torch, torch.distributed as dist
+JOINED = """import time, torch, torch.distributed as dist
 from torch.distributed.algorithms.join import Join
 dist.init_process_group("gloo")
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
@@ -32,6 +32,8 @@ with Join([model]):
     for _ in range(2 + dist.get_rank()):
         model(torch.ones(1, 1)).sum().backward()
 print("joined")
+time.sleep(0.1)  # or gloo may abort at exit (pytorch#190489)
+dist.destroy_process_group()
 """
 # DDP on one rank, with what wraps each process group for the comparison of collectives.
 ONE_RANK_DDP = """import faulthandler, torch, torch.distributed as dist
