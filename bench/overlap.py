@@ -28,7 +28,9 @@ from tools.pages.charts import draw  # noqa: E402
 
 FORMS = ["after backward()", "a hook each", "buckets"]
 PAGE = ROOT / "docs" / "by_hand" / "ddp.md"
-N_HEAD, N_EMBD, CONTEXT = 2, 128, 8
+N_HEAD = 2
+N_EMBD = 128
+CONTEXT = 8
 PAUSE_S = 0.05  # of a block in backward()
 
 

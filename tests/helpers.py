@@ -29,13 +29,6 @@ ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = [STEPS[0].base, *(step.file for step in STEPS)]
 SCRIPT_PATH = r"((recipes|by_hand|gpt)/)?\w+\.py"
 NIGHTLY = [pytest.mark.long, pytest.mark.nightly]
-
-
-def long(*values):
-    """Returns parameters whose tests are among the long ones."""
-    return [pytest.param(value, marks=pytest.mark.long) for value in values]
-
-
 TIMEOUT_S = 180  # of any one wait: several times what it takes on a busy laptop
 
 MISSING = [
@@ -46,6 +39,11 @@ MISSING = [
 needs_slurm = pytest.mark.skipif(
     bool(MISSING), reason=f"get the Slurm tests with: sudo apt-get install {' '.join(MISSING)}"
 )
+
+
+def long(*values):
+    """Returns parameters whose tests are among the long ones."""
+    return [pytest.param(value, marks=pytest.mark.long) for value in values]
 
 
 def documented_errors():

@@ -67,8 +67,11 @@ def train(shell, setup, name, *runs):
     return [*snapshot["model"].values(), *states]
 
 
-DDP, FSDP = "multigpu_torchrun.py", "recipes/fsdp.py"
-DDP_BY_HAND, ZERO, FSDP_BY_HAND = "by_hand/ddp.py", "by_hand/zero.py", "by_hand/fsdp.py"
+DDP = "multigpu_torchrun.py"
+FSDP = "recipes/fsdp.py"
+DDP_BY_HAND = "by_hand/ddp.py"
+ZERO = "by_hand/zero.py"
+FSDP_BY_HAND = "by_hand/fsdp.py"
 
 
 @pytest.mark.parametrize(
@@ -150,7 +153,7 @@ torch.optim.SGD = lambda parameters, **options: AdamW(parameters)
 def test_memory(shell, script, parts):
     """Of weights, gradients and AdamW's state, a rank of four holds all or a quarter.
 
-    The median of the ranks: gloo may keep one's last message for a moment.
+    The median of the ranks: at times, one of them holds a message more.
     """
     path = shell.folder / "script.py"
     path.write_text(patched(script, MEASURE_HELD))
@@ -181,7 +184,7 @@ class Model(nn.Sequential):
         with torch.no_grad():
             super().forward(inputs)
         script.dist.barrier()
-        script.time.sleep(0.1)
+        script.time.sleep(0.1)  # as the stages do before they end
         sys.exit()
 
 script.ToyModel = Model

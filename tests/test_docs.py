@@ -412,13 +412,16 @@ def test_lines_of_the_page_on_stacks():
 
 def test_sessions_in_python(tmp_path):
     """What a page types into Python answers as the page shows."""
+    typed = []
     for page in (ROOT / "docs").rglob("*.md"):
         session = re.findall(r"^```pycon\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
         if session:
             path = tmp_path / f"{page.stem}.txt"
             path.write_text("\n".join(session))
+            typed.append(page.name)
             result = run(sys.executable, "-m", "doctest", path)
             assert result.returncode == 0, result.stdout + result.stderr
+    assert "one_prompt.md" in typed
 
 
 def arguments_of(function):

@@ -21,7 +21,9 @@ from test_tokens import prepare
 
 from gpt.llama import GPT
 
-CONTEXT, BATCH_SIZE, STEPS = 8, 12, 20  # chunks of 8 tokens, 12 in a step of all ranks together
+CONTEXT = 8
+BATCH_SIZE = 12  # of all ranks together
+STEPS = 20
 PAGE = (ROOT / "docs" / "gpt" / "llama.md").read_text()
 (EXPORT,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 
