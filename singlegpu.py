@@ -34,7 +34,7 @@ class ToyDataset(Dataset):
     """`size` inputs of shape (10,), each with a target of shape (5,), a linear function of it."""
 
     def __init__(self, size):
-        generator = torch.Generator().manual_seed(0)  # the same samples on every rank and restart
+        generator = torch.Generator().manual_seed(0)  # the same samples each time
         self.inputs = torch.randn(size, 10, generator=generator)
         self.targets = self.inputs @ torch.randn(10, 5, generator=generator)
 
@@ -73,7 +73,7 @@ class Trainer:
 
     def _run_epoch(self, epoch):
         """Trains one epoch and sets `self.loss` to its mean loss per sample."""
-        # Seeding by epoch gives a resumed run the same sample order and dropout as an unbroken one.
+        # A resumed run must have the same sample order and dropout as an unbroken one.
         self.train_loader.sampler.generator.manual_seed(self.args.seed + epoch)
         torch.manual_seed(self.args.seed + epoch)
         for inputs, targets in self.train_loader:
@@ -104,7 +104,8 @@ class Trainer:
             os.replace(tmp_path, path)  # atomic: `path` is always a complete snapshot
         except (OSError, RuntimeError) as error:
             sys.exit(f"cannot save {path}: disk full, or file used by another run? {error}")
-        self._log(f"epoch {self.epochs_run} | loss {self.loss:.4g} | saved {path}")
+        trained = f"epoch {self.epochs_run}"
+        self._log(f"{trained} | loss {self.loss:.4g} | saved {path}")
 
     def _load_snapshot(self, path):
         try:

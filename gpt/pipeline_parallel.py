@@ -150,7 +150,7 @@ class ResumableSampler(DistributedSampler):
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
         order = torch.randperm(len(self.dataset), generator=generator)
         for start in range(self.samples_run, len(order), self.num_replicas):
-            yield order[(start + self.rank) % len(order)].item()  # at the end: the first again
+            yield order[(start + self.rank) % len(order)].item()  # pads with the first samples
 
 
 def start_own_session(worker_id):
@@ -199,10 +199,10 @@ class Trainer:
         # .metadata is written last: only complete snapshots have it.
         complete = Path(args.snapshot_path).glob(f"{SNAPSHOT_NAMES}/.metadata")
         self.snapshot = max((file.parent for file in complete), default=None)
-        self._agree_on_start()
+        self._ensure_same_start()
         if self.snapshot:
             self._load_snapshot(self.snapshot)
-        self.is_main = dist.get_rank() == 0  # this process logs
+        self.is_main = dist.get_rank() == 0  # logs for all ranks
         for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, self._request_stop)
 
@@ -215,7 +215,7 @@ class Trainer:
         dist.all_reduce(stop, dist.ReduceOp.MAX)
         return bool(stop)
 
-    def _agree_on_start(self):
+    def _ensure_same_start(self):
         """Exits if the ranks start at different epochs: not all nodes have the newest snapshot."""
         starts = [None] * dist.get_world_size()
         dist.all_gather_object(starts, self.snapshot and self.snapshot.name)
@@ -296,12 +296,12 @@ class Trainer:
 
     def _run_epoch(self, epoch):
         """Trains the rest of an epoch and sets `self.loss` to its mean loss per sample."""
-        # Seeding by epoch gives a resumed run the same sample order and dropout as an unbroken one.
+        # A resumed run must have the same sample order and dropout as an unbroken one.
         self.train_loader.sampler.set_position(epoch, self.samples_run)
         torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
         for inputs, targets in self.train_loader:
-            position = epoch * len(self.train_loader.dataset) + self.samples_run
-            self.rng.manual_seed(self.args.seed + position + dist.get_rank())
+            samples_seen = epoch * len(self.train_loader.dataset) + self.samples_run
+            self.rng.manual_seed(self.args.seed + samples_seen + dist.get_rank())
             inputs = inputs.to(self.device, non_blocking=True)
             targets = targets.to(self.device, non_blocking=True)
             self._run_batch(inputs, targets)
@@ -326,7 +326,7 @@ class Trainer:
         return total_loss.item() / self.samples_run
 
     def _state_dict(self):
-        """Returns what a snapshot holds: the position, and the shards in use, not copies."""
+        """Returns what a snapshot holds, with the tensors in use, not copies of them."""
         options = StateDictOptions(flatten_optimizer_state_dict=True)  # by the weights' names
         model_state, optimizer_state = get_state_dict(self.model, self.optimizer, options=options)
         return {
@@ -352,8 +352,8 @@ class Trainer:
         except dcp.CheckpointException as error:
             sys.exit(f"cannot save {path}: disk full, or file used by another run? {error!r:.150}")
         self.snapshot = path
-        position = f"epoch {self.epochs_run} + {self.samples_run} samples"
-        self._log(f"{position} | loss {self.loss:.4g} | saved {path}")
+        trained = f"epoch {self.epochs_run} + {self.samples_run} samples"
+        self._log(f"{trained} | loss {self.loss:.4g} | saved {path}")
         self._restart_clock()
 
     def _load_snapshot(self, path):
@@ -520,7 +520,7 @@ def main(args):
     if len(train_loader) == 0 or len(val_loader) == 0:
         sys.exit("--text has less than one batch to train on, or to validate: lower --batch_size")
     Trainer(model, train_loader, val_loader, loss_fn, optimizer, device, args, mesh).train()
-    time.sleep(0.1)  # or gloo may abort at exit (pytorch#190489)
+    time.sleep(0.1)  # gloo may abort at exit without it (see pytorch#190489, the comments)
     dist.destroy_process_group()
 
 

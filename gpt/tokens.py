@@ -146,7 +146,7 @@ class ResumableSampler(DistributedSampler):
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
         order = torch.randperm(len(self.dataset), generator=generator)
         for start in range(self.samples_run, len(order), self.num_replicas):
-            yield order[(start + self.rank) % len(order)].item()  # at the end: the first again
+            yield order[(start + self.rank) % len(order)].item()  # pads with the first samples
 
 
 def start_own_session(worker_id):
@@ -187,9 +187,9 @@ class Trainer:
         self.total_loss = torch.zeros((), device=device)  # of the epoch's samples so far
         if os.path.exists(args.snapshot_path):
             self._load_snapshot(args.snapshot_path)
-        self._agree_on_start()
+        self._ensure_same_start()
         self.model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
-        self.is_main = dist.get_rank() == 0  # this process logs and saves
+        self.is_main = dist.get_rank() == 0  # logs for all ranks
         for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, self._request_stop)
 
@@ -202,7 +202,7 @@ class Trainer:
         dist.all_reduce(stop, dist.ReduceOp.MAX)
         return bool(stop)
 
-    def _agree_on_start(self):
+    def _ensure_same_start(self):
         """Exits if the ranks start at different epochs: not all nodes have the newest snapshot."""
         starts = [None] * dist.get_world_size()
         dist.all_gather_object(starts, (self.epochs_run, self.samples_run))
@@ -266,12 +266,12 @@ class Trainer:
 
     def _run_epoch(self, epoch):
         """Trains the rest of an epoch and sets `self.loss` to its mean loss per sample."""
-        # Seeding by epoch gives a resumed run the same sample order and dropout as an unbroken one.
+        # A resumed run must have the same sample order and dropout as an unbroken one.
         self.train_loader.sampler.set_position(epoch, self.samples_run)
         torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
         for inputs, targets in self.train_loader:
-            position = epoch * len(self.train_loader.dataset) + self.samples_run
-            self.rng.manual_seed(self.args.seed + position + dist.get_rank())
+            samples_seen = epoch * len(self.train_loader.dataset) + self.samples_run
+            self.rng.manual_seed(self.args.seed + samples_seen + dist.get_rank())
             inputs = inputs.to(self.device, non_blocking=True)
             targets = targets.to(self.device, non_blocking=True)
             self._run_batch(inputs, targets)
@@ -318,8 +318,8 @@ class Trainer:
             os.replace(tmp_path, path)  # atomic: `path` is always a complete snapshot
         except (OSError, RuntimeError) as error:
             sys.exit(f"cannot save {path}: disk full, or file used by another run? {error}")
-        position = f"epoch {self.epochs_run} + {self.samples_run} samples"
-        self._log(f"{position} | loss {self.loss:.4g} | saved {path}")
+        trained = f"epoch {self.epochs_run} + {self.samples_run} samples"
+        self._log(f"{trained} | loss {self.loss:.4g} | saved {path}")
         self._restart_clock()
 
     def _load_snapshot(self, path):
@@ -473,7 +473,7 @@ def main(args):
     generated = model.generate(tokenizer, "\n", 100)
     if dist.get_rank() == 0:
         print(generated)
-    time.sleep(0.1)  # or gloo may abort at exit (pytorch#190489)
+    time.sleep(0.1)  # gloo may abort at exit without it (see pytorch#190489, the comments)
     dist.destroy_process_group()
 
 

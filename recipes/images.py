@@ -106,11 +106,11 @@ class Trainer:
         self.total_loss = torch.zeros((), device=device)  # of the epoch's samples so far
         if os.path.exists(args.snapshot_path):
             self._load_snapshot(args.snapshot_path)
-        self._agree_on_start()
+        self._ensure_same_start()
         self.model = nn.parallel.DistributedDataParallel(model)
-        self.is_main = dist.get_rank() == 0  # this process logs and saves
+        self.is_main = dist.get_rank() == 0  # logs for all ranks
 
-    def _agree_on_start(self):
+    def _ensure_same_start(self):
         """Exits if the ranks start at different epochs: not all nodes have the newest snapshot."""
         starts = [None] * dist.get_world_size()
         dist.all_gather_object(starts, self.epochs_run)
@@ -126,7 +126,7 @@ class Trainer:
 
     def _run_epoch(self, epoch):
         """Trains one epoch and sets `self.loss` to its mean loss per sample."""
-        # Seeding by epoch gives a resumed run the same sample order and dropout as an unbroken one.
+        # A resumed run must have the same sample order and dropout as an unbroken one.
         self.train_loader.sampler.set_epoch(epoch)
         torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
         for inputs, targets in self.train_loader:
@@ -179,7 +179,8 @@ class Trainer:
             os.replace(tmp_path, path)  # atomic: `path` is always a complete snapshot
         except (OSError, RuntimeError) as error:
             sys.exit(f"cannot save {path}: disk full, or file used by another run? {error}")
-        self._log(f"epoch {self.epochs_run} | loss {self.loss:.4g} | saved {path}")
+        trained = f"epoch {self.epochs_run}"
+        self._log(f"{trained} | loss {self.loss:.4g} | saved {path}")
 
     def _load_snapshot(self, path):
         try:
@@ -270,7 +271,7 @@ def main(args):
     val_shard = Subset(val_set, range(dist.get_rank(), len(val_set), dist.get_world_size()))
     val_loader = DataLoader(val_shard, args.batch_size, num_workers=args.num_workers)
     Trainer(model, train_loader, val_loader, loss_fn, optimizer, device, args).train()
-    time.sleep(0.1)  # or gloo may abort at exit (pytorch#190489)
+    time.sleep(0.1)  # gloo may abort at exit without it (see pytorch#190489, the comments)
     dist.destroy_process_group()
 
 

@@ -46,7 +46,7 @@ class ToyDataset(Dataset):
     """`size` inputs of shape (10,), each with a target of shape (5,), a linear function of it."""
 
     def __init__(self, size):
-        generator = torch.Generator().manual_seed(0)  # the same samples on every rank and restart
+        generator = torch.Generator().manual_seed(0)  # the same samples each time
         self.inputs = torch.randn(size, 10, generator=generator)
         self.targets = self.inputs @ torch.randn(10, 5, generator=generator)
 
@@ -76,7 +76,8 @@ class GlobalBatchSampler(DistributedSampler):
         order = torch.randperm(len(self.dataset), generator=generator).tolist()
         for start in range(self.samples_run, len(order), self.global_batch_size):
             global_batch = order[start : start + self.global_batch_size]
-            yield global_batch[self.rank :: self.num_replicas] or global_batch[:1]  # never empty
+            shard = global_batch[self.rank :: self.num_replicas]
+            yield shard or global_batch[:1]  # DDP needs a batch on every rank
 
 
 def start_own_session(worker_id):
@@ -109,9 +110,9 @@ class Trainer:
         self.total_loss = torch.zeros((), device=device)  # of the epoch's samples so far
         if os.path.exists(args.snapshot_path):
             self._load_snapshot(args.snapshot_path)
-        self._agree_on_start()
+        self._ensure_same_start()
         self.model = nn.parallel.DistributedDataParallel(model)
-        self.is_main = dist.get_rank() == 0  # this process logs
+        self.is_main = dist.get_rank() == 0  # logs for all ranks
         self.saves = os.environ["LOCAL_RANK"] == "0"  # to the disk of this node
         # After an error of NCCL, the weights may be garbage.
         if dist.get_backend() == "gloo" and self.saves:
@@ -128,7 +129,7 @@ class Trainer:
         dist.all_reduce(stop, dist.ReduceOp.MAX)
         return bool(stop)
 
-    def _agree_on_start(self):
+    def _ensure_same_start(self):
         """Loads the newest snapshot on every rank; without a shared disk, some nodes lack it."""
         starts = [None] * dist.get_world_size()
         dist.all_gather_object(starts, (self.epochs_run, self.samples_run))
@@ -144,20 +145,20 @@ class Trainer:
         local_size = len(range(dist.get_rank(), global_size, dist.get_world_size()))  # may be 0
         self.optimizer.zero_grad()
         loss = self.loss_fn(self.model(inputs), targets)
-        weight = local_size / global_size * dist.get_world_size()  # DDP averages over ranks
-        (loss * weight).backward()
+        loss = loss * local_size / global_size * dist.get_world_size()  # DDP averages over ranks
+        loss.backward()
         self.optimizer.step()
-        self.total_loss += loss.detach() * local_size
+        self.total_loss += loss.detach() * global_size / dist.get_world_size()
         self.samples_run += global_size
 
     def _run_epoch(self, epoch):
         """Trains the rest of an epoch and sets `self.loss` to its mean loss per sample."""
-        # Seeding by epoch gives a resumed run the same sample order and dropout as an unbroken one.
+        # A resumed run must have the same sample order and dropout as an unbroken one.
         self.train_loader.batch_sampler.set_position(epoch, self.samples_run)
         torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
         for inputs, targets in self.train_loader:
-            position = epoch * len(self.train_loader.dataset) + self.samples_run
-            self.rng.manual_seed(self.args.seed + position + dist.get_rank())
+            samples_seen = epoch * len(self.train_loader.dataset) + self.samples_run
+            self.rng.manual_seed(self.args.seed + samples_seen + dist.get_rank())
             inputs = inputs.to(self.device, non_blocking=True)
             targets = targets.to(self.device, non_blocking=True)
             self._run_batch(inputs, targets)
@@ -215,8 +216,8 @@ class Trainer:
             os.replace(tmp_path, path)  # atomic: `path` is always a complete snapshot
         except (OSError, RuntimeError) as error:
             sys.exit(f"cannot save {path}: disk full, or file used by another run? {error}")
-        position = f"epoch {self.epochs_run} + {self.samples_run} samples"
-        self._log(f"{position} | loss {self.loss:.4g} | saved {path}")
+        trained = f"epoch {self.epochs_run} + {self.samples_run} samples"
+        self._log(f"{trained} | loss {self.loss:.4g} | saved {path}")
 
     def _load_snapshot(self, path):
         try:
@@ -309,7 +310,7 @@ def main(args):
         pin_memory=device.type == "cuda",
     )
     Trainer(model, train_loader, loss_fn, optimizer, device, args).train()
-    time.sleep(0.1)  # or gloo may abort at exit (pytorch#190489)
+    time.sleep(0.1)  # gloo may abort at exit without it (see pytorch#190489, the comments)
     dist.destroy_process_group()
 
 

@@ -41,7 +41,7 @@ class ToyDataset(Dataset):
     """`size` inputs of shape (10,), each with a target of shape (5,), a linear function of it."""
 
     def __init__(self, size):
-        generator = torch.Generator().manual_seed(0)  # the same samples on every rank and restart
+        generator = torch.Generator().manual_seed(0)  # the same samples each time
         self.inputs = torch.randn(size, 10, generator=generator)
         self.targets = self.inputs @ torch.randn(10, 5, generator=generator)
 
@@ -70,15 +70,15 @@ class Trainer:
         self.total_loss = torch.zeros((), device=device)  # of the epoch's samples so far
         if os.path.exists(args.snapshot_path):
             self._load_snapshot(args.snapshot_path)
-        self._agree_on_start()
+        self._ensure_same_start()
         self.model = nn.parallel.DistributedDataParallel(model)
-        self.is_main = dist.get_rank() == 0  # this process logs and saves
+        self.is_main = dist.get_rank() == 0  # logs for all ranks
         if self.is_main:
             log_dir = f"{args.snapshot_path}.logs"
             # Drops what a killed run has logged after its last snapshot.
             self.writer = SummaryWriter(log_dir, purge_step=self.epochs_run + 1)
 
-    def _agree_on_start(self):
+    def _ensure_same_start(self):
         """Exits if the ranks start at different epochs: not all nodes have the newest snapshot."""
         starts = [None] * dist.get_world_size()
         dist.all_gather_object(starts, self.epochs_run)
@@ -94,7 +94,7 @@ class Trainer:
 
     def _run_epoch(self, epoch):
         """Trains one epoch and sets `self.loss` to its mean loss per sample."""
-        # Seeding by epoch gives a resumed run the same sample order and dropout as an unbroken one.
+        # A resumed run must have the same sample order and dropout as an unbroken one.
         self.train_loader.sampler.set_epoch(epoch)
         torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
         for inputs, targets in self.train_loader:
@@ -138,7 +138,8 @@ class Trainer:
             os.replace(tmp_path, path)  # atomic: `path` is always a complete snapshot
         except (OSError, RuntimeError) as error:
             sys.exit(f"cannot save {path}: disk full, or file used by another run? {error}")
-        self._log(f"epoch {self.epochs_run} | loss {self.loss:.4g} | saved {path}")
+        trained = f"epoch {self.epochs_run}"
+        self._log(f"{trained} | loss {self.loss:.4g} | saved {path}")
 
     def _load_snapshot(self, path):
         try:
@@ -221,7 +222,7 @@ def main(args):
         pin_memory=device.type == "cuda",
     )
     Trainer(model, train_loader, loss_fn, optimizer, device, args).train()
-    time.sleep(0.1)  # or gloo may abort at exit (pytorch#190489)
+    time.sleep(0.1)  # gloo may abort at exit without it (see pytorch#190489, the comments)
     dist.destroy_process_group()
 
 
