@@ -63,6 +63,7 @@ class GlobalBatchSampler(DistributedSampler):
     def __init__(self, dataset, global_batch_size, seed):
         super().__init__(dataset, seed=seed)
         self.global_batch_size = global_batch_size
+        self.batch_size = math.ceil(global_batch_size / self.num_replicas)  # on each rank
 
     def __len__(self):
         return len(range(0, len(self.dataset), self.global_batch_size))

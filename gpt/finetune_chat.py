@@ -93,7 +93,7 @@ def start_own_session(worker_id):
 class Trainer:
     """Trains `model`, already on `device`, for `args.total_epochs`; resumes if a snapshot exists.
 
-    A snapshot is a folder: each rank saves and loads its own shards of `model` and `optimizer`, and
+    A snapshot is a folder: each rank saves its own part of `model` and `optimizer`, and
     `epochs_run`, the number of completed epochs and so the index of the next one.
     Of that next epoch, the first `samples_run` samples are trained already, with mean loss `loss`.
     """
@@ -273,7 +273,7 @@ class Trainer:
             if snapshot["shape"] != self.shape:
                 raise ValueError(f"saved by a model of {snapshot['shape']}, not {self.shape}")
             snapshot = self._state_dict()
-            dcp.load(snapshot, checkpoint_id=path)  # into the shards in use
+            dcp.load(snapshot, checkpoint_id=path)  # into the tensors in use
             self.epochs_run = snapshot["epochs_run"]
             self.samples_run = snapshot["samples_run"]
             self.loss = snapshot["loss"]
@@ -357,6 +357,8 @@ def parse_args():
             parser.error(f"cannot read --text {path}")
     if not args.snapshot_path or not os.access(os.path.dirname(args.snapshot_path) or ".", os.W_OK):
         parser.error(f"cannot write {args.snapshot_path}: create its folder, or set another path")
+    if os.path.isfile(args.snapshot_path):
+        parser.error(f"--snapshot_path {args.snapshot_path} is a file: name a folder")
     if not (args.model / "config.json").is_file() or not list(args.model.glob("*.safetensors")):
         parser.error(f"no config.json or no *.safetensors in --model {args.model}")
     if not args.export_path or not os.access(os.path.dirname(args.export_path) or ".", os.W_OK):

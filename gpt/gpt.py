@@ -30,15 +30,15 @@ from tqdm import tqdm
 class Block(nn.Module):
     """Causal self-attention and an MLP, from and to shape (batch, time, n_embd)."""
 
-    def __init__(self, n_head, n_embd):
+    def __init__(self, config):
         super().__init__()
-        self.head_size = n_embd // n_head
-        self.norm1 = nn.LayerNorm(n_embd)
-        self.qkv = nn.Linear(n_embd, 3 * n_embd, bias=False)
-        self.proj = nn.Linear(n_embd, n_embd, bias=False)
-        self.norm2 = nn.LayerNorm(n_embd)
-        self.up = nn.Linear(n_embd, 4 * n_embd, bias=False)
-        self.down = nn.Linear(4 * n_embd, n_embd, bias=False)
+        self.head_size = config.n_embd // config.n_head
+        self.norm1 = nn.LayerNorm(config.n_embd)
+        self.qkv = nn.Linear(config.n_embd, 3 * config.n_embd, bias=False)
+        self.proj = nn.Linear(config.n_embd, config.n_embd, bias=False)
+        self.norm2 = nn.LayerNorm(config.n_embd)
+        self.up = nn.Linear(config.n_embd, 4 * config.n_embd, bias=False)
+        self.down = nn.Linear(4 * config.n_embd, config.n_embd, bias=False)
 
     def forward(self, x):
         qkv = self.qkv(self.norm1(x)).unflatten(2, (-1, 3, self.head_size)).transpose(1, 2)
@@ -51,15 +51,16 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Maps bytes of shape (batch, time) to logits of each next byte, (batch, time, 256)."""
 
-    def __init__(self, n_layer, n_head, n_embd, context):
+    def __init__(self, config):
         super().__init__()
-        self.shape = f"{n_layer=}, {n_head=}, {n_embd=}, {context=}"
-        self.context = context
-        self.token_embedding = nn.Embedding(256, n_embd)
-        self.position_embedding = nn.Embedding(context, n_embd)
-        self.blocks = nn.Sequential(*(Block(n_head, n_embd) for _ in range(n_layer)))
-        self.norm = nn.LayerNorm(n_embd)
-        self.head = nn.Linear(n_embd, 256, bias=False)
+        self.shape = f"n_layer={config.n_layer}, n_head={config.n_head}"
+        self.shape += f", n_embd={config.n_embd}, context={config.context}"
+        self.context = config.context
+        self.token_embedding = nn.Embedding(256, config.n_embd)
+        self.position_embedding = nn.Embedding(config.context, config.n_embd)
+        self.blocks = nn.Sequential(*(Block(config) for _ in range(config.n_layer)))
+        self.norm = nn.LayerNorm(config.n_embd)
+        self.head = nn.Linear(config.n_embd, 256, bias=False)
 
     @torch.no_grad()
     def init_weights(self, seed):
@@ -301,6 +302,7 @@ def parse_args():
     parser.add_argument("--n_embd", type=int, default=128)
     parser.add_argument("--context", type=int, default=64, help="in bytes")
     parser.add_argument("--learning_rate", type=float, default=1e-3)
+    parser.add_argument("--generate", type=int, default=300, help="bytes at the end, 0 for none")
     parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
     parser.add_argument("--snapshot_path", default="snapshot.pt")
     parser.add_argument("--seed", type=int, default=0)
@@ -315,6 +317,8 @@ def parse_args():
         parser.error("the model's sizes must be 1 or more, and --n_head divide --n_embd")
     if not 0 < args.learning_rate < math.inf:
         parser.error("--learning_rate must be more than 0")
+    if args.generate < 0:
+        parser.error("--generate must be 0 or more")
     for path in args.text:
         if not path.is_file() or not os.access(path, os.R_OK):
             parser.error(f"cannot read --text {path}")
@@ -341,7 +345,7 @@ def main(args):
     dataset = ConcatDataset([TextDataset(path, args.context) for path in args.text])
     if len(dataset) == 0:
         sys.exit(f"--text has less than one chunk of {args.context} bytes: add text")
-    model = GPT(args.n_layer, args.n_head, args.n_embd, args.context).to(device)
+    model = GPT(args).to(device)
     model.init_weights(args.seed)
     optimizer = torch.optim.AdamW(model.parameters(), args.learning_rate)
     loss_fn = next_byte_loss
@@ -356,9 +360,10 @@ def main(args):
         pin_memory=device.type == "cuda",
     )
     Trainer(model, train_loader, loss_fn, optimizer, device, args).train()
-    generated = model.generate("\n", 300)
-    if dist.get_rank() == 0:
-        print(generated)
+    if args.generate > 0:
+        generated = model.generate("\n", args.generate)
+        if dist.get_rank() == 0:
+            print(generated)
     time.sleep(0.1)  # gloo may abort at exit without it (see pytorch#190489, the comments)
     dist.destroy_process_group()
 

@@ -4,13 +4,14 @@
         gpt/llama.py 50 10 --data FOLDER
 
 Trains for 50 epochs and saves a snapshot every 10. Started again, it resumes from the snapshot;
-to start afresh, delete the file or name another one with --snapshot_path.
+to start afresh, delete the folder or name another one with --snapshot_path.
 It learns the tokens that gpt/prepare_tokens.py has written into the folder after --data.
 """
 
 import argparse
 import math
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -20,13 +21,20 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.elastic.multiprocessing.errors import record
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import distribute_tensor
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, DistributedSampler, Subset
 from tqdm import tqdm
+
+SNAPSHOT_NAMES = f"epoch_{4 * '[0-9]'}_sample_{12 * '[0-9]'}"  # a glob pattern
 
 
 def rotate(x):
@@ -45,13 +53,14 @@ def rotate(x):
 class Attention(nn.Module):
     """Causal self-attention with grouped queries, from and to shape (batch, time, n_embd)."""
 
-    def __init__(self, n_head, n_kv_head, n_embd):
+    def __init__(self, config):
         super().__init__()
-        self.head_size = n_embd // n_head
-        self.q_proj = nn.Linear(n_embd, n_embd, bias=False)
-        self.k_proj = nn.Linear(n_embd, n_kv_head * self.head_size, bias=False)
-        self.v_proj = nn.Linear(n_embd, n_kv_head * self.head_size, bias=False)
-        self.o_proj = nn.Linear(n_embd, n_embd, bias=False)
+        self.head_size = config.n_embd // config.n_head
+        kv_size = config.n_kv_head * self.head_size
+        self.q_proj = nn.Linear(config.n_embd, config.n_embd, bias=False)
+        self.k_proj = nn.Linear(config.n_embd, kv_size, bias=False)
+        self.v_proj = nn.Linear(config.n_embd, kv_size, bias=False)
+        self.o_proj = nn.Linear(config.n_embd, config.n_embd, bias=False)
 
     def forward(self, x):
         heads = (-1, self.head_size)
@@ -81,12 +90,12 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """Causal self-attention and an MLP, from and to shape (batch, time, n_embd)."""
 
-    def __init__(self, n_head, n_kv_head, n_embd):
+    def __init__(self, config):
         super().__init__()
-        self.input_layernorm = nn.RMSNorm(n_embd, eps=1e-6)
-        self.self_attn = Attention(n_head, n_kv_head, n_embd)
-        self.post_attention_layernorm = nn.RMSNorm(n_embd, eps=1e-6)
-        self.mlp = MLP(n_embd)
+        self.input_layernorm = nn.RMSNorm(config.n_embd, eps=1e-6)
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = nn.RMSNorm(config.n_embd, eps=1e-6)
+        self.mlp = MLP(config.n_embd)
 
     def forward(self, x):
         x = x + self.self_attn(self.input_layernorm(x))
@@ -96,22 +105,25 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Maps tokens (batch, time) to logits of each next token, (batch, time, vocab_size)."""
 
-    def __init__(self, n_layer, n_head, n_kv_head, n_embd, context, recompute, vocab_size):
+    def __init__(self, config, vocab_size):
         super().__init__()
-        self.shape = f"{n_layer=}, {n_head=}, {n_kv_head=}, {n_embd=}, {context=}, {vocab_size=}"
-        self.context = context
-        self.recompute = recompute
+        self.shape = f"n_layer={config.n_layer}, n_head={config.n_head}"
+        self.shape += f", n_embd={config.n_embd}, context={config.context}"
+        self.shape += f", {vocab_size=}"
+        self.shape += f", n_kv_head={config.n_kv_head}"
+        self.context = config.context
+        self.recompute = config.recompute
         self.vocab_size = vocab_size
         padded_vocab_size = math.ceil(vocab_size / 128) * 128  # which GPUs multiply faster
-        blocks = [Block(n_head, n_kv_head, n_embd) for _ in range(n_layer)]
         self.model = nn.ModuleDict()  # the names are those of Llama in transformers
-        self.model["embed_tokens"] = nn.Embedding(padded_vocab_size, n_embd)
-        self.model["layers"] = nn.ModuleList(blocks)
-        self.model["norm"] = nn.RMSNorm(n_embd, eps=1e-6)
-        self.lm_head = nn.Linear(n_embd, padded_vocab_size, bias=False)
-        num_embeddings = padded_vocab_size * n_embd
+        self.model["embed_tokens"] = nn.Embedding(padded_vocab_size, config.n_embd)
+        self.model["layers"] = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.model["norm"] = nn.RMSNorm(config.n_embd, eps=1e-6)
+        self.lm_head = nn.Linear(config.n_embd, padded_vocab_size, bias=False)
+        num_embeddings = padded_vocab_size * config.n_embd
         num_params = sum(p.numel() for p in self.parameters()) - num_embeddings
-        self.flops_per_token = 6 * num_params + 12 * n_layer * n_embd * context  # PaLM, appendix B
+        attention = 12 * config.n_layer * config.n_embd * config.context
+        self.flops_per_token = 6 * num_params + attention  # PaLM, appendix B
 
     @torch.no_grad()
     def init_weights(self, seed):
@@ -126,13 +138,18 @@ class GPT(nn.Module):
             # Each matrix has a seed of its own: a rank can draw those it needs, in any order.
             generator = torch.Generator(parameter.device)
             generator.manual_seed(seed + zlib.crc32(name.encode()))
-            parameter.normal_(std=std, generator=generator)
+            # Each rank draws the whole matrix, equal on any number of ranks, and keeps its shard.
+            matrix = torch.empty(parameter.shape, device=parameter.device)
+            matrix.normal_(std=std, generator=generator)
+            mesh, placements = parameter.device_mesh, parameter.placements
+            parameter.copy_(distribute_tensor(matrix, mesh, placements, src_data_rank=None))
 
     def forward(self, tokens):
         x = self.model["embed_tokens"](tokens)
         for block in self.model["layers"]:
             x = checkpoint(block, x, use_reentrant=False) if self.recompute else block(x)
-        return self.lm_head(self.model["norm"](x))[..., : self.vocab_size]
+        logits = self.lm_head(self.model["norm"](x))
+        return logits[..., : self.vocab_size].clone()  # FSDP warns of a view
 
     @torch.no_grad()
     def generate(self, tokenizer, prompt, max_new_tokens):
@@ -200,7 +217,7 @@ def start_own_session(worker_id):
 class Trainer:
     """Trains `model`, already on `device`, for `args.total_epochs`; resumes if a snapshot exists.
 
-    A snapshot holds all that is needed to resume: the state_dicts of `model` and `optimizer`, and
+    A snapshot is a folder: each rank saves its own part of `model` and `optimizer`, and
     `epochs_run`, the number of completed epochs and so the index of the next one.
     Of that next epoch, the first `samples_run` samples are trained already, with mean loss `loss`.
     """
@@ -216,6 +233,7 @@ class Trainer:
         self.shape = model.shape
         self.epochs_run = 0
         self.samples_run = 0
+        self.loss = 0.0
         self.steps = 0
         self.stop_requested = False
         self.rng = torch.default_generator  # that dropout draws from
@@ -228,10 +246,12 @@ class Trainer:
         use_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=use_bfloat16)
         self.total_loss = torch.zeros((), device=device)  # of the epoch's samples so far
-        if os.path.exists(args.snapshot_path):
-            self._load_snapshot(args.snapshot_path)
+        # .metadata is written last: only complete snapshots have it.
+        complete = Path(args.snapshot_path).glob(f"{SNAPSHOT_NAMES}/.metadata")
+        self.snapshot = max((file.parent for file in complete), default=None)
         self._ensure_same_start()
-        self.model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+        if self.snapshot:
+            self._load_snapshot(self.snapshot)
         self.is_main = dist.get_rank() == 0  # logs for all ranks
         for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, self._request_stop)
@@ -248,7 +268,7 @@ class Trainer:
     def _ensure_same_start(self):
         """Exits if the ranks start at different epochs: not all nodes have the newest snapshot."""
         starts = [None] * dist.get_world_size()
-        dist.all_gather_object(starts, (self.epochs_run, self.samples_run))
+        dist.all_gather_object(starts, self.snapshot and self.snapshot.name)
         if len(set(starts)) > 1:
             sys.exit(f"ranks start at epochs {starts}: use a shared disk, or copy the snapshot")
 
@@ -338,45 +358,50 @@ class Trainer:
         dist.all_reduce(total_loss)  # the sum over all ranks
         return total_loss.item() / self.samples_run
 
-    def _save_snapshot(self):
-        if not math.isfinite(self.loss):
-            sys.exit(f"the loss is {self.loss}, so nothing is saved: lower the learning rate?")
-        if not self.is_main:
-            return
-        snapshot = {
-            "model": self.model.module.state_dict(),  # without the DDP wrapper
-            "optimizer": self.optimizer.state_dict(),
+    def _state_dict(self):
+        """Returns what a snapshot holds, with the tensors in use, not copies of them."""
+        options = StateDictOptions(flatten_optimizer_state_dict=True)  # by the weights' names
+        model_state, optimizer_state = get_state_dict(self.model, self.optimizer, options=options)
+        return {
+            "model": model_state,
+            "optimizer": optimizer_state,
             "shape": self.shape,
             "epochs_run": self.epochs_run,
             "samples_run": self.samples_run,
             "loss": self.loss,
         }
-        path = self.args.snapshot_path
-        tmp_path = f"{path}.tmp"
+
+    def _save_snapshot(self):
+        if not math.isfinite(self.loss):
+            sys.exit(f"the loss is {self.loss}, so nothing is saved: lower the learning rate?")
+        if self.is_main:
+            for folder in Path(self.args.snapshot_path).glob(SNAPSHOT_NAMES):
+                if folder != self.snapshot:  # an older one, or one that a kill has cut short
+                    shutil.rmtree(folder)
+        name = f"epoch_{self.epochs_run:04}_sample_{self.samples_run:012}"
+        path = Path(self.args.snapshot_path, name)
         try:
-            with open(tmp_path, "wb") as file:
-                torch.save(snapshot, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(tmp_path, path)  # atomic: `path` is always a complete snapshot
-        except (OSError, RuntimeError) as error:
-            sys.exit(f"cannot save {path}: disk full, or file used by another run? {error}")
+            dcp.save(self._state_dict(), checkpoint_id=path)
+        except dcp.CheckpointException as error:
+            sys.exit(f"cannot save {path}: disk full, or file used by another run? {error!r:.150}")
+        self.snapshot = path
         trained = f"epoch {self.epochs_run} + {self.samples_run} samples"
         self._log(f"{trained} | loss {self.loss:.4g} | saved {path}")
         self._restart_clock()
 
     def _load_snapshot(self, path):
         try:
-            snapshot = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+            snapshot = {"shape": ""}
+            dcp.load(snapshot, checkpoint_id=path)
             if snapshot["shape"] != self.shape:
                 raise ValueError(f"saved by a model of {snapshot['shape']}, not {self.shape}")
-            self.model.load_state_dict(snapshot["model"])
-            self.optimizer.load_state_dict(snapshot["optimizer"])
+            snapshot = self._state_dict()
+            dcp.load(snapshot, checkpoint_id=path)  # into the tensors in use
             self.epochs_run = snapshot["epochs_run"]
-            self.samples_run = snapshot.get("samples_run", 0)
-            self.loss = snapshot.get("loss", 0.0)
+            self.samples_run = snapshot["samples_run"]
+            self.loss = snapshot["loss"]
             self.total_loss.fill_(self.loss * self.samples_run / dist.get_world_size())
-        except Exception as error:
+        except (Exception, dcp.CheckpointException) as error:
             sys.exit(f"cannot load {path}: move it or set another --snapshot_path\n{error!r}")
 
     def _log(self, message):
@@ -428,8 +453,9 @@ def parse_args():
     parser.add_argument("--recompute", action="store_true", help="activations: saves memory")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--peak_tflops", type=float, help="of a device, to log the MFU")
+    parser.add_argument("--generate", type=int, default=100, help="tokens at the end, 0 for none")
     parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
-    parser.add_argument("--snapshot_path", default="snapshot.pt")
+    parser.add_argument("--snapshot_path", default="snapshot", help="a folder")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     if "LOCAL_RANK" not in os.environ:
@@ -444,6 +470,8 @@ def parse_args():
         parser.error("--n_kv_head must divide --n_head, and --n_embd / --n_head be even")
     if not 0 < args.learning_rate < math.inf:
         parser.error("--learning_rate must be more than 0")
+    if args.generate < 0:
+        parser.error("--generate must be 0 or more")
     if args.eval_every_steps < 1 or args.val_tokens < args.context:
         parser.error("--eval_every_steps must be 1 or more, --val_tokens at least --context")
     if args.warmup_steps is not None and args.warmup_steps < 1:
@@ -452,6 +480,8 @@ def parse_args():
         parser.error("--peak_tflops must be more than 0")
     if not args.snapshot_path or not os.access(os.path.dirname(args.snapshot_path) or ".", os.W_OK):
         parser.error(f"cannot write {args.snapshot_path}: create its folder, or set another path")
+    if os.path.isfile(args.snapshot_path):
+        parser.error(f"--snapshot_path {args.snapshot_path} is a file: name a folder")
     if not (args.data / "tokenizer.json").is_file() or not list(args.data.glob("*.uint*")):
         parser.error(f"no tokens in --data {args.data}: start gpt/prepare_tokens.py first")
     return args
@@ -491,19 +521,21 @@ def main(args):
     if len(text) <= val_chunks:
         sys.exit(f"--data has {len(text)} chunks: {val_chunks} are for validation, add text")
     dataset = Subset(text, range(len(text) - val_chunks))
-    model = GPT(
-        args.n_layer,
-        args.n_head,
-        args.n_kv_head,
-        args.n_embd,
-        args.context,
-        args.recompute,
-        vocab_size,
-    ).to(device)
+    with torch.device("meta"):  # shapes, but no memory
+        model = GPT(args, vocab_size)
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("dp",))
+    fsdp_config = {"mesh": mesh["dp"]}
+    if torch.cuda.is_bf16_supported(including_emulation=False):
+        fsdp_config["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)
+    for block in model.model["layers"]:
+        fully_shard(block, **fsdp_config)
+    head = [model.model["norm"], model.lm_head]
+    fully_shard(head, **fsdp_config, reshard_after_forward=False)
+    fully_shard(model, **fsdp_config)
+    model.to_empty(device=device)  # memory for this rank's shards
     model.init_weights(args.seed)
     if args.compile:
         torch.set_float32_matmul_precision("high")  # TF32 for products of float32 matrices
-        torch._dynamo.config.optimize_ddp = False  # it would cut a block into DDP's buckets
         for block in model.model["layers"]:  # equal blocks share one compilation
             block.compile()
     optimizer = configure_optimizer(model, args.learning_rate)
@@ -522,9 +554,10 @@ def main(args):
     val_sampler = DistributedSampler(val_set, shuffle=False)
     val_loader = DataLoader(val_set, args.batch_size, sampler=val_sampler)
     Trainer(model, train_loader, val_loader, loss_fn, optimizer, device, args).train()
-    generated = model.generate(tokenizer, "\n", 100)
-    if dist.get_rank() == 0:
-        print(generated)
+    if args.generate > 0:
+        generated = model.generate(tokenizer, "\n", args.generate)
+        if dist.get_rank() == 0:
+            print(generated)
     time.sleep(0.1)  # gloo may abort at exit without it (see pytorch#190489, the comments)
     dist.destroy_process_group()
 

@@ -32,15 +32,15 @@ from tqdm import tqdm
 class Block(nn.Module):
     """Causal self-attention and an MLP, from and to shape (batch, time, n_embd)."""
 
-    def __init__(self, n_head, n_embd):
+    def __init__(self, config):
         super().__init__()
-        self.head_size = n_embd // n_head
-        self.norm1 = nn.LayerNorm(n_embd)
-        self.qkv = nn.Linear(n_embd, 3 * n_embd, bias=False)
-        self.proj = nn.Linear(n_embd, n_embd, bias=False)
-        self.norm2 = nn.LayerNorm(n_embd)
-        self.up = nn.Linear(n_embd, 4 * n_embd, bias=False)
-        self.down = nn.Linear(4 * n_embd, n_embd, bias=False)
+        self.head_size = config.n_embd // config.n_head
+        self.norm1 = nn.LayerNorm(config.n_embd)
+        self.qkv = nn.Linear(config.n_embd, 3 * config.n_embd, bias=False)
+        self.proj = nn.Linear(config.n_embd, config.n_embd, bias=False)
+        self.norm2 = nn.LayerNorm(config.n_embd)
+        self.up = nn.Linear(config.n_embd, 4 * config.n_embd, bias=False)
+        self.down = nn.Linear(4 * config.n_embd, config.n_embd, bias=False)
 
     def forward(self, x):
         qkv = self.qkv(self.norm1(x)).unflatten(2, (-1, 3, self.head_size)).transpose(1, 2)
@@ -53,18 +53,21 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Maps bytes of shape (batch, time) to logits of each next byte, (batch, time, 256)."""
 
-    def __init__(self, n_layer, n_head, n_embd, context, recompute):
+    def __init__(self, config):
         super().__init__()
-        self.shape = f"{n_layer=}, {n_head=}, {n_embd=}, {context=}"
-        self.context = context
-        self.recompute = recompute
-        self.token_embedding = nn.Embedding(256, n_embd)
-        self.position_embedding = nn.Embedding(context, n_embd)
-        self.blocks = nn.Sequential(*(Block(n_head, n_embd) for _ in range(n_layer)))
-        self.norm = nn.LayerNorm(n_embd)
-        self.head = nn.Linear(n_embd, 256, bias=False)
-        num_params = sum(p.numel() for p in self.parameters()) - (256 + context) * n_embd
-        self.flops_per_token = 6 * num_params + 12 * n_layer * n_embd * context  # PaLM, appendix B
+        self.shape = f"n_layer={config.n_layer}, n_head={config.n_head}"
+        self.shape += f", n_embd={config.n_embd}, context={config.context}"
+        self.context = config.context
+        self.recompute = config.recompute
+        self.token_embedding = nn.Embedding(256, config.n_embd)
+        self.position_embedding = nn.Embedding(config.context, config.n_embd)
+        self.blocks = nn.Sequential(*(Block(config) for _ in range(config.n_layer)))
+        self.norm = nn.LayerNorm(config.n_embd)
+        self.head = nn.Linear(config.n_embd, 256, bias=False)
+        num_embeddings = (256 + config.context) * config.n_embd
+        num_params = sum(p.numel() for p in self.parameters()) - num_embeddings
+        attention = 12 * config.n_layer * config.n_embd * config.context
+        self.flops_per_token = 6 * num_params + attention  # PaLM, appendix B
 
     @torch.no_grad()
     def init_weights(self, seed):
@@ -381,6 +384,7 @@ def parse_args():
     parser.add_argument("--bucket_cap_mb", type=int, help="default: a first bucket of 1, then 25")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--peak_tflops", type=float, help="of a device, to log the MFU")
+    parser.add_argument("--generate", type=int, default=300, help="bytes at the end, 0 for none")
     parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
     parser.add_argument("--snapshot_path", default="snapshot.pt")
     parser.add_argument("--seed", type=int, default=0)
@@ -395,6 +399,8 @@ def parse_args():
         parser.error("the model's sizes must be 1 or more, and --n_head divide --n_embd")
     if not 0 < args.learning_rate < math.inf:
         parser.error("--learning_rate must be more than 0")
+    if args.generate < 0:
+        parser.error("--generate must be 0 or more")
     if args.eval_every_steps < 1 or args.val_tokens < args.context:
         parser.error("--eval_every_steps must be 1 or more, --val_tokens at least --context")
     if args.warmup_steps is not None and args.warmup_steps < 1:
@@ -439,7 +445,7 @@ def main(args):
     if len(text) <= val_chunks:
         sys.exit(f"--text has {len(text)} chunks: {val_chunks} are for validation, add text")
     dataset = Subset(text, range(len(text) - val_chunks))
-    model = GPT(args.n_layer, args.n_head, args.n_embd, args.context, args.recompute).to(device)
+    model = GPT(args).to(device)
     model.init_weights(args.seed)
     if args.compile:
         torch.set_float32_matmul_precision("high")  # TF32 for products of float32 matrices
@@ -462,9 +468,10 @@ def main(args):
     val_sampler = DistributedSampler(val_set, shuffle=False)
     val_loader = DataLoader(val_set, args.batch_size, sampler=val_sampler)
     Trainer(model, train_loader, val_loader, loss_fn, optimizer, device, args).train()
-    generated = model.generate("\n", 300)
-    if dist.get_rank() == 0:
-        print(generated)
+    if args.generate > 0:
+        generated = model.generate("\n", args.generate)
+        if dist.get_rank() == 0:
+            print(generated)
     time.sleep(0.1)  # gloo may abort at exit without it (see pytorch#190489, the comments)
     dist.destroy_process_group()
 

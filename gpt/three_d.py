@@ -54,15 +54,15 @@ TP_PLAN = {
 class Block(nn.Module):
     """Causal self-attention and an MLP, from and to shape (batch, time, n_embd)."""
 
-    def __init__(self, n_head, n_embd):
+    def __init__(self, config):
         super().__init__()
-        self.head_size = n_embd // n_head
-        self.norm1 = nn.LayerNorm(n_embd)
-        self.qkv = nn.Linear(n_embd, 3 * n_embd, bias=False)
-        self.proj = nn.Linear(n_embd, n_embd, bias=False)
-        self.norm2 = nn.LayerNorm(n_embd)
-        self.up = nn.Linear(n_embd, 4 * n_embd, bias=False)
-        self.down = nn.Linear(4 * n_embd, n_embd, bias=False)
+        self.head_size = config.n_embd // config.n_head
+        self.norm1 = nn.LayerNorm(config.n_embd)
+        self.qkv = nn.Linear(config.n_embd, 3 * config.n_embd, bias=False)
+        self.proj = nn.Linear(config.n_embd, config.n_embd, bias=False)
+        self.norm2 = nn.LayerNorm(config.n_embd)
+        self.up = nn.Linear(config.n_embd, 4 * config.n_embd, bias=False)
+        self.down = nn.Linear(4 * config.n_embd, config.n_embd, bias=False)
 
     def forward(self, x):
         qkv = self.qkv(self.norm1(x)).unflatten(2, (-1, 3, self.head_size)).transpose(1, 2)
@@ -75,19 +75,22 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Maps bytes of shape (batch, time) to logits of each next byte, (batch, time, 256)."""
 
-    def __init__(self, n_layer, n_head, n_embd, context, recompute):
+    def __init__(self, config):
         super().__init__()
-        self.shape = f"{n_layer=}, {n_head=}, {n_embd=}, {context=}"
-        self.n_layer = n_layer
-        self.context = context
-        self.recompute = recompute
-        self.token_embedding = nn.Embedding(256, n_embd)
-        self.position_embedding = nn.Embedding(context, n_embd)
-        self.blocks = nn.Sequential(*(Block(n_head, n_embd) for _ in range(n_layer)))
-        self.norm = nn.LayerNorm(n_embd)
-        self.head = nn.Linear(n_embd, 256, bias=False)
-        num_params = sum(p.numel() for p in self.parameters()) - (256 + context) * n_embd
-        self.flops_per_token = 6 * num_params + 12 * n_layer * n_embd * context  # PaLM, appendix B
+        self.shape = f"n_layer={config.n_layer}, n_head={config.n_head}"
+        self.shape += f", n_embd={config.n_embd}, context={config.context}"
+        self.n_layer = config.n_layer
+        self.context = config.context
+        self.recompute = config.recompute
+        self.token_embedding = nn.Embedding(256, config.n_embd)
+        self.position_embedding = nn.Embedding(config.context, config.n_embd)
+        self.blocks = nn.Sequential(*(Block(config) for _ in range(config.n_layer)))
+        self.norm = nn.LayerNorm(config.n_embd)
+        self.head = nn.Linear(config.n_embd, 256, bias=False)
+        num_embeddings = (256 + config.context) * config.n_embd
+        num_params = sum(p.numel() for p in self.parameters()) - num_embeddings
+        attention = 12 * config.n_layer * config.n_embd * config.context
+        self.flops_per_token = 6 * num_params + attention  # PaLM, appendix B
 
     def keep_stage(self, stage, num_stages):
         """Drops the blocks of other stages; the embeddings are the first's, the head the last's."""
@@ -128,6 +131,19 @@ class GPT(nn.Module):
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False) if self.recompute else block(x)
         return x if self.head is None else self.head(self.norm(x)).clone()  # FSDP warns of a view
+
+    @torch.no_grad()
+    def generate(self, prompt, max_new_tokens):
+        """Returns `prompt` and a continuation of `max_new_tokens` bytes, sampled from the model."""
+        tokens = torch.tensor([list(prompt.encode())], device=self.head.weight.device)
+        for _ in range(max_new_tokens):
+            visible = tokens[:, -self.context :]
+            length = visible.shape[1]
+            padded = F.pad(visible, (0, self.context - length))  # always of the same shape
+            logits = self(padded)[0, length - 1]
+            next_token = logits.softmax(0).multinomial(1)
+            tokens = torch.cat([tokens, next_token[None]], 1)
+        return bytes(tokens[0].tolist()).decode(errors="replace")
 
 
 class TextDataset(Dataset):
@@ -175,7 +191,7 @@ def start_own_session(worker_id):
 class Trainer:
     """Trains `model`, already on `device`, for `args.total_epochs`; resumes if a snapshot exists.
 
-    A snapshot is a folder: each rank saves and loads its own shards of `model` and `optimizer`, and
+    A snapshot is a folder: each rank saves its own part of `model` and `optimizer`, and
     `epochs_run`, the number of completed epochs and so the index of the next one.
     Of that next epoch, the first `samples_run` samples are trained already, with mean loss `loss`.
     """
@@ -377,7 +393,7 @@ class Trainer:
             if snapshot["shape"] != self.shape:
                 raise ValueError(f"saved by a model of {snapshot['shape']}, not {self.shape}")
             snapshot = self._state_dict()
-            dcp.load(snapshot, checkpoint_id=path)  # into the shards in use
+            dcp.load(snapshot, checkpoint_id=path)  # into the tensors in use
             self.epochs_run = snapshot["epochs_run"]
             self.samples_run = snapshot["samples_run"]
             self.loss = snapshot["loss"]
@@ -422,7 +438,7 @@ def parse_args():
     parser.add_argument("--save_every_steps", type=int, default=100, help="steps per snapshot")
     parser.add_argument("--eval_every_steps", type=int, default=1000, help="steps per evaluation")
     parser.add_argument("--val_tokens", type=int, default=65536, help="the end, never trained on")
-    parser.add_argument("--batch_size", type=int, default=32, help="per device")
+    parser.add_argument("--batch_size", type=int, default=32, help="per pp_size * tp_size devices")
     stdlib_files = sorted(Path(os.__file__).parent.glob("*.py"))
     parser.add_argument("--text", nargs="+", type=Path, default=stdlib_files, metavar="FILE")
     parser.add_argument("--n_layer", type=int, default=4)
@@ -434,6 +450,7 @@ def parse_args():
     parser.add_argument("--recompute", action="store_true", help="activations: saves memory")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--peak_tflops", type=float, help="of a device, to log the MFU")
+    parser.add_argument("--generate", type=int, default=0, help="not possible here: 0")
     parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
     parser.add_argument("--snapshot_path", default="snapshot", help="a folder")
     parser.add_argument("--tp_size", type=int, default=1, help="devices that share each layer")
@@ -451,6 +468,8 @@ def parse_args():
         parser.error("the model's sizes must be 1 or more, and --n_head divide --n_embd")
     if not 0 < args.learning_rate < math.inf:
         parser.error("--learning_rate must be more than 0")
+    if args.generate != 0:
+        parser.error("--generate must be 0: no rank has all stages")
     if args.eval_every_steps < 1 or args.val_tokens < args.context:
         parser.error("--eval_every_steps must be 1 or more, --val_tokens at least --context")
     if args.warmup_steps is not None and args.warmup_steps < 1:
@@ -468,6 +487,8 @@ def parse_args():
             parser.error(f"cannot read --text {path}")
     if not args.snapshot_path or not os.access(os.path.dirname(args.snapshot_path) or ".", os.W_OK):
         parser.error(f"cannot write {args.snapshot_path}: create its folder, or set another path")
+    if os.path.isfile(args.snapshot_path):
+        parser.error(f"--snapshot_path {args.snapshot_path} is a file: name a folder")
     return args
 
 
@@ -500,7 +521,7 @@ def main(args):
         sys.exit(f"--text has {len(text)} chunks: {val_chunks} are for validation, add text")
     dataset = Subset(text, range(len(text) - val_chunks))
     with torch.device("meta"):  # shapes, but no memory
-        model = GPT(args.n_layer, args.n_head, args.n_embd, args.context, args.recompute)
+        model = GPT(args)
     if dist.get_world_size() % (args.pp_size * args.tp_size):
         sys.exit(f"--pp_size times --tp_size does not divide the {dist.get_world_size()} ranks")
     dp_size = dist.get_world_size() // (args.pp_size * args.tp_size)
@@ -540,6 +561,10 @@ def main(args):
     if len(train_loader) == 0 or len(val_loader) == 0:
         sys.exit("--text has less than one batch to train on, or to validate: lower --batch_size")
     Trainer(model, train_loader, val_loader, loss_fn, optimizer, device, args, mesh).train()
+    if args.generate > 0:
+        generated = model.generate("\n", args.generate)
+        if dist.get_rank() == 0:
+            print(generated)
     time.sleep(0.1)  # gloo may abort at exit without it (see pytorch#190489, the comments)
     dist.destroy_process_group()
 

@@ -214,8 +214,9 @@ def main(args):
         device = torch.device("cpu")
         dist.init_process_group("gloo")
     torch.manual_seed(args.seed)
+    dataset = ToyDataset(2048)
     generator = torch.Generator().manual_seed(0)  # the same split for every --seed
-    dataset, val_set = random_split(ToyDataset(4095), [2048, 2047], generator)
+    dataset, val_set = random_split(dataset, [0.8, 0.2], generator)
     model = ToyModel().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     loss_fn = nn.MSELoss()
@@ -230,7 +231,8 @@ def main(args):
     )
     # Each sample on exactly one rank: a DistributedSampler would repeat some.
     val_shard = Subset(val_set, range(dist.get_rank(), len(val_set), dist.get_world_size()))
-    val_loader = DataLoader(val_shard, args.batch_size, num_workers=args.num_workers)
+    batch_size = train_loader.batch_sampler.batch_size
+    val_loader = DataLoader(val_shard, batch_size, num_workers=args.num_workers)
     Trainer(model, train_loader, val_loader, loss_fn, optimizer, device, args).train()
     time.sleep(0.1)  # gloo may abort at exit without it (see pytorch#190489, the comments)
     dist.destroy_process_group()

@@ -83,15 +83,18 @@ class Trainer:
 
     def _run_batch(self, inputs, targets):
         self.optimizer.zero_grad()
+        loss = torch.zeros((), device=self.device)  # of the batch
         for start in range(0, len(inputs), self.args.batch_size):
             end = start + self.args.batch_size
             micro_inputs = inputs[start:end]
             # DDP averages the gradients once, in the backward() of the last micro-batch.
             with self.model.no_sync() if end < len(inputs) else nullcontext():
-                loss = self.loss_fn(self.model(micro_inputs), targets[start:end])
-                (loss * len(micro_inputs) / len(inputs)).backward()
-            self.total_loss += loss.detach() * len(micro_inputs)
+                micro_loss = self.loss_fn(self.model(micro_inputs), targets[start:end])
+                micro_loss = micro_loss * len(micro_inputs) / len(inputs)
+                micro_loss.backward()
+            loss += micro_loss.detach()
         self.optimizer.step()
+        self.total_loss += loss.detach() * len(inputs)
 
     def _run_epoch(self, epoch):
         """Trains one epoch and sets `self.loss` to its mean loss per sample."""

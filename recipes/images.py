@@ -66,25 +66,17 @@ class RandomShift(Dataset):
     def __init__(self, dataset, seed):
         self.dataset = dataset
         self.seed = seed
+        self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # with data workers
 
     def __len__(self):
         return len(self.dataset)
 
-    def __getitem__(self, key):
-        epoch, index = key
+    def __getitem__(self, index):
         image, target = self.dataset[index]
-        rng = random.Random(f"{self.seed} {epoch} {index}")  # the same in any process, at any time
+        rng = random.Random(f"{self.seed} {self.epoch} {index}")  # the same in any process
         top = rng.randint(0, 2)
         left = rng.randint(0, 2)
         return F.pad(image, (1, 1, 1, 1))[:, top : top + 8, left : left + 8], target
-
-
-class EpochSampler(DistributedSampler):
-    """Yields this rank's shard of the samples of an epoch, each as (epoch, index)."""
-
-    def __iter__(self):
-        for index in super().__iter__():
-            yield self.epoch, index
 
 
 class Trainer:
@@ -128,6 +120,7 @@ class Trainer:
         """Trains one epoch and sets `self.loss` to its mean loss per sample."""
         # A resumed run must have the same sample order and dropout as an unbroken one.
         self.train_loader.sampler.set_epoch(epoch)
+        self.train_loader.dataset.epoch.fill_(epoch)
         torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
         for inputs, targets in self.train_loader:
             inputs = inputs.to(self.device, non_blocking=True)
@@ -250,15 +243,16 @@ def main(args):
         device = torch.device("cpu")
         dist.init_process_group("gloo")
     torch.manual_seed(args.seed)
+    dataset = Digits()
     generator = torch.Generator().manual_seed(0)  # the same split for every --seed
-    train_set, val_set = random_split(Digits(), [1438, 359], generator)
-    dataset = RandomShift(train_set, args.seed)
+    dataset, val_set = random_split(dataset, [0.8, 0.2], generator)
+    dataset = RandomShift(dataset, args.seed)
     model = ConvNet().to(device)
     if device.type == "cuda":  # on CPUs, torch has no SyncBatchNorm
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     loss_fn = nn.CrossEntropyLoss()
-    sampler = EpochSampler(dataset, seed=args.seed)
+    sampler = DistributedSampler(dataset, seed=args.seed)
     train_loader = DataLoader(
         dataset,
         args.batch_size,
@@ -269,7 +263,8 @@ def main(args):
     )
     # Each sample on exactly one rank: a DistributedSampler would repeat some.
     val_shard = Subset(val_set, range(dist.get_rank(), len(val_set), dist.get_world_size()))
-    val_loader = DataLoader(val_shard, args.batch_size, num_workers=args.num_workers)
+    batch_size = train_loader.batch_sampler.batch_size
+    val_loader = DataLoader(val_shard, batch_size, num_workers=args.num_workers)
     Trainer(model, train_loader, val_loader, loss_fn, optimizer, device, args).train()
     time.sleep(0.1)  # gloo may abort at exit without it (see pytorch#190489, the comments)
     dist.destroy_process_group()

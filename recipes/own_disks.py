@@ -63,6 +63,7 @@ class GlobalBatchSampler(DistributedSampler):
     def __init__(self, dataset, global_batch_size, seed):
         super().__init__(dataset, seed=seed)
         self.global_batch_size = global_batch_size
+        self.batch_size = math.ceil(global_batch_size / self.num_replicas)  # on each rank
 
     def __len__(self):
         return len(range(0, len(self.dataset), self.global_batch_size))
@@ -113,9 +114,8 @@ class Trainer:
         self._ensure_same_start()
         self.model = nn.parallel.DistributedDataParallel(model)
         self.is_main = dist.get_rank() == 0  # logs for all ranks
-        self.saves = os.environ["LOCAL_RANK"] == "0"  # to the disk of this node
         # After an error of NCCL, the weights may be garbage.
-        if dist.get_backend() == "gloo" and self.saves:
+        if dist.get_backend() == "gloo" and os.environ["LOCAL_RANK"] == "0":
             atexit.register(self._save_after_failure)
         for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, self._request_stop)
@@ -197,7 +197,7 @@ class Trainer:
     def _save_snapshot(self):
         if not math.isfinite(self.loss):
             sys.exit(f"the loss is {self.loss}, so nothing is saved: lower the learning rate?")
-        if not self.saves:
+        if os.environ["LOCAL_RANK"] != "0":  # one rank of each node saves to its disk
             return
         snapshot = {
             "model": self.model.module.state_dict(),  # without the DDP wrapper

@@ -67,6 +67,7 @@ class GlobalBatchSampler(DistributedSampler):
     def __init__(self, dataset, global_batch_size, seed):
         super().__init__(dataset, num_replicas=1, rank=0, seed=seed)  # until set_position
         self.global_batch_size = global_batch_size
+        self.batch_size = math.ceil(global_batch_size / self.num_replicas)  # on each rank
 
     def __len__(self):
         return len(range(0, len(self.dataset), self.global_batch_size))
@@ -89,8 +90,10 @@ class GlobalBatchSampler(DistributedSampler):
 class Group:
     """The process group, which the coordinator forms anew when a process is gone or joins."""
 
-    def __init__(self, args, options):
-        self.options = options  # of init_process_group
+    def __init__(self, device, args):
+        self.options = {"backend": "gloo", "timeout": timedelta(minutes=args.timeout)}
+        if device.type == "cuda":
+            self.options |= {"backend": "nccl", "device_id": device}
         try:
             host, port = args.coordinator.rsplit(":", 1)
             self.store = dist.TCPStore(host, int(port) + 1, timeout=timedelta(seconds=30))
@@ -132,9 +135,8 @@ class Trainer:
     Of that next epoch, the first `samples_run` samples are trained already, with mean loss `loss`.
     """
 
-    def __init__(self, model, group, train_loader, loss_fn, optimizer, device, args):
+    def __init__(self, model, train_loader, loss_fn, optimizer, device, args):
         self.model = model
-        self.group = group
         self.world_size = 1
         self.is_main = False
         self.train_loader = train_loader
@@ -157,6 +159,7 @@ class Trainer:
             atexit.register(self._save_after_failure)
         for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, self._request_stop)
+        self.group = Group(device, args)  # from here on, the others wait for this process
 
     def _request_stop(self, signum, frame):
         self.stop_requested = True
@@ -294,7 +297,9 @@ class Trainer:
             position = (self.epochs_run, self.samples_run)
             try:
                 self._regroup()
-                return self._train()
+                self._train()
+                self.group.coordinator.sendall(b"f")  # finished: the coordinator may end
+                return
             except RuntimeError as error:  # of a collective, or of the script
                 failures = failures + 1 if position == (self.epochs_run, self.samples_run) else 0
                 if failures == 10:
@@ -354,10 +359,8 @@ def main(args):
             sys.exit(f"{socket.gethostname()} has too few GPUs: lower --nproc_per_node")
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
-        options = {"backend": "nccl", "device_id": device}
     else:
         device = torch.device("cpu")
-        options = {"backend": "gloo"}
     torch.manual_seed(args.seed)
     dataset = ToyDataset(2048)
     model = ToyModel().to(device)
@@ -374,12 +377,9 @@ def main(args):
         worker_init_fn=start_own_session,
         pin_memory=device.type == "cuda",
     )
-    options["timeout"] = timedelta(minutes=args.timeout)
-    group = Group(args, options)  # only now: from here on, the others wait for this process
-    Trainer(model, group, train_loader, loss_fn, optimizer, device, args).train()
+    Trainer(model, train_loader, loss_fn, optimizer, device, args).train()
     time.sleep(0.1)  # gloo may abort at exit without it (see pytorch#190489, the comments)
     dist.destroy_process_group()
-    group.coordinator.sendall(b"f")  # finished: the coordinator may end
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Runs on every node of a Slurm step, for interactive use, and starts torchrun there:
+# Starts torchrun on one node; srun runs it on each node of a step, for interactive use:
 #   srun --nodes=2 --gres=gpu:2 --cpus-per-gpu=4 ./slurm/torchrun_script.sh [SCRIPT ARGUMENTS]
 
 set -eo pipefail

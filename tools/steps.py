@@ -19,7 +19,8 @@ STEPS = [
     Step("singlegpu.py", "multigpu.py", 42),
     Step("multigpu.py", "multigpu_torchrun.py", 20),
     Step("multigpu_torchrun.py", "multinode.py", 16),
-    Step("multinode.py", "preemptible.py", 76),
+    Step("multinode.py", "resumable.py", 58),
+    Step("resumable.py", "preemptible.py", 28),
     Step("preemptible.py", "elastic_ddp.py", 78),
 ]
 JOB_STEPS = [
@@ -34,7 +35,7 @@ RECIPES = [
     Step("multinode.py", "recipes/mixed_precision.py", 20),
     Step("multinode.py", "recipes/gradient_accumulation.py", 24),
     Step("multinode.py", "recipes/evaluate.py", 38),
-    Step("recipes/evaluate.py", "recipes/images.py", 74),
+    Step("recipes/evaluate.py", "recipes/images.py", 66),
     Step("multinode.py", "recipes/tensorboard_logging.py", 18),
     Step("recipes/tensorboard_logging.py", "recipes/monitor.py", 40),
     Step("recipes/monitor.py", "recipes/stragglers.py", 40),
@@ -46,8 +47,8 @@ PREEMPTIBLE_RECIPES = [
     Step("preemptible.py", "recipes/step_timeout.py", 28),
 ]
 ELASTIC_RECIPES = [
-    Step("elastic_ddp.py", "recipes/own_disks.py", 18),
-    Step("elastic_ddp.py", "recipes/regroup.py", 125),
+    Step("elastic_ddp.py", "recipes/own_disks.py", 10),
+    Step("elastic_ddp.py", "recipes/regroup.py", 116),
 ]
 BY_HAND = [
     Step("multigpu_torchrun.py", "by_hand/ddp.py", 45),
@@ -55,23 +56,25 @@ BY_HAND = [
     Step("by_hand/zero.py", "by_hand/fsdp.py", 74),
 ]
 GPT = [
-    Step("preemptible.py", "gpt/gpt.py", 136),
-    Step("gpt/gpt.py", "gpt/pretrain.py", 121),
-    Step("gpt/pretrain.py", "gpt/fsdp.py", 99),
+    Step("preemptible.py", "gpt/gpt.py", 142),  # the model comes
+    Step("gpt/gpt.py", "gpt/schedule.py", 70),
+    Step("gpt/schedule.py", "gpt/pretrain.py", 68),
+    Step("gpt/pretrain.py", "gpt/dcp.py", 78),
+    Step("gpt/dcp.py", "gpt/fsdp.py", 32),
     Step("gpt/fsdp.py", "gpt/hsdp.py", 17),
     Step("gpt/fsdp.py", "gpt/accumulate.py", 24),
     Step("gpt/fsdp.py", "gpt/async_save.py", 31),
-    Step("gpt/fsdp.py", "gpt/tensor_parallel.py", 44),
-    Step("gpt/fsdp.py", "gpt/context_parallel.py", 68),
-    Step("gpt/pretrain.py", "gpt/tokens.py", 84),
-    Step("gpt/tokens.py", "gpt/llama.py", 106),
+    Step("gpt/fsdp.py", "gpt/tensor_parallel.py", 46),
+    Step("gpt/fsdp.py", "gpt/context_parallel.py", 70),
+    Step("gpt/fsdp.py", "gpt/tokens.py", 84),
+    Step("gpt/tokens.py", "gpt/llama.py", 100),
     Step("gpt/pretrain.py", "gpt/slow_network.py", 17),
-    Step("gpt/fsdp.py", "gpt/pipeline_parallel.py", 125),
-    Step("gpt/pipeline_parallel.py", "gpt/three_d.py", 45),
-    Step("gpt/fsdp.py", "gpt/moe.py", 68),
+    Step("gpt/fsdp.py", "gpt/pipeline_parallel.py", 110),
+    Step("gpt/pipeline_parallel.py", "gpt/three_d.py", 47),
+    Step("gpt/fsdp.py", "gpt/moe.py", 60),
     Step("gpt/moe.py", "gpt/expert_parallel.py", 58),
     Step("gpt/fsdp.py", "gpt/local_sgd.py", 50),
-    Step("gpt/fsdp.py", "gpt/finetune.py", 193),  # 100 of them are the GPT, which goes
+    Step("gpt/fsdp.py", "gpt/finetune.py", 200),  # 103 of them are the GPT, which goes
     Step("gpt/finetune.py", "gpt/finetune_chat.py", 55),
 ]
 STAGES = [STEPS[0].base, *(step.file for step in STEPS)]

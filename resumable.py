@@ -1,0 +1,253 @@
+"""Train, and resume within an epoch, with the same command on each node (HOST is one of them):
+
+    torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=HOST:29400 \
+        resumable.py 50 10
+
+Trains for 50 epochs and saves a snapshot every 10. Started again, it resumes from the snapshot;
+to start afresh, delete the file or name another one with --snapshot_path.
+To train your own model, replace ToyModel, ToyDataset and the lines of main that build them.
+"""
+
+import argparse
+import math
+import os
+import socket
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from tqdm import tqdm
+
+
+class ToyModel(nn.Module):
+    """Maps inputs of shape (batch, 10) to outputs of shape (batch, 5)."""
+
+    def __init__(self):
+        super().__init__()
+        self.net1 = nn.Linear(10, 10)
+        self.relu = nn.ReLU()
+        self.net2 = nn.Linear(10, 5)
+
+    def forward(self, inputs):
+        return self.net2(self.relu(self.net1(inputs)))
+
+
+class ToyDataset(Dataset):
+    """`size` inputs of shape (10,), each with a target of shape (5,), a linear function of it."""
+
+    def __init__(self, size):
+        generator = torch.Generator().manual_seed(0)  # the same samples each time
+        self.inputs = torch.randn(size, 10, generator=generator)
+        self.targets = self.inputs @ torch.randn(10, 5, generator=generator)
+
+    def __len__(self):
+        return len(self.inputs)
+
+    def __getitem__(self, index):
+        return self.inputs[index], self.targets[index]
+
+
+class ResumableSampler(DistributedSampler):
+    """Yields this rank's shard of the samples of an epoch, from sample `samples_run` on."""
+
+    def set_position(self, epoch, samples_run):
+        self.epoch = epoch
+        self.samples_run = samples_run
+
+    def __iter__(self):
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        order = torch.randperm(len(self.dataset), generator=generator).tolist()
+        for start in range(self.samples_run, len(order), self.num_replicas):
+            yield order[(start + self.rank) % len(order)]  # pads with the first samples
+
+
+class Trainer:
+    """Trains `model`, already on `device`, for `args.total_epochs`; resumes if a snapshot exists.
+
+    A snapshot holds all that is needed to resume: the state_dicts of `model` and `optimizer`, and
+    `epochs_run`, the number of completed epochs and so the index of the next one.
+    Of that next epoch, the first `samples_run` samples are trained already, with mean loss `loss`.
+    """
+
+    def __init__(self, model, train_loader, loss_fn, optimizer, device, args):
+        self.model = model
+        self.train_loader = train_loader
+        self.loss_fn = loss_fn
+        self.optimizer = optimizer
+        self.device = device
+        self.args = args
+        self.epochs_run = 0
+        self.samples_run = 0
+        self.steps = 0
+        self.rng = torch.default_generator  # that dropout draws from
+        if device.type == "cuda":
+            self.rng = torch.cuda.default_generators[device.index]
+        self.total_loss = torch.zeros((), device=device)  # of the epoch's samples so far
+        if os.path.exists(args.snapshot_path):
+            self._load_snapshot(args.snapshot_path)
+        self._ensure_same_start()
+        self.model = nn.parallel.DistributedDataParallel(model)
+        self.is_main = dist.get_rank() == 0  # logs for all ranks
+
+    def _ensure_same_start(self):
+        """Exits if the ranks start at different epochs: not all nodes have the newest snapshot."""
+        starts = [None] * dist.get_world_size()
+        dist.all_gather_object(starts, (self.epochs_run, self.samples_run))
+        if len(set(starts)) > 1:
+            sys.exit(f"ranks start at epochs {starts}: use a shared disk, or copy the snapshot")
+
+    def _run_batch(self, inputs, targets):
+        self.optimizer.zero_grad()
+        loss = self.loss_fn(self.model(inputs), targets)
+        loss.backward()
+        self.optimizer.step()
+        self.total_loss += loss.detach() * len(inputs)
+        self.samples_run += len(inputs) * dist.get_world_size()
+
+    def _run_epoch(self, epoch):
+        """Trains the rest of an epoch and sets `self.loss` to its mean loss per sample."""
+        # A resumed run must have the same sample order and dropout as an unbroken one.
+        self.train_loader.sampler.set_position(epoch, self.samples_run)
+        torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
+        for inputs, targets in self.train_loader:
+            samples_seen = epoch * len(self.train_loader.dataset) + self.samples_run
+            self.rng.manual_seed(self.args.seed + samples_seen + dist.get_rank())
+            inputs = inputs.to(self.device, non_blocking=True)
+            targets = targets.to(self.device, non_blocking=True)
+            self._run_batch(inputs, targets)
+            self.steps += 1
+            save = self.steps % self.args.save_every_steps == 0
+            if save and self.samples_run < len(self.train_loader.dataset):
+                self.loss = self._mean_loss()
+                self._save_snapshot()
+        self.loss = self._mean_loss()
+
+    def _mean_loss(self):
+        """Returns the mean loss per sample of the epoch so far."""
+        total_loss = self.total_loss.clone()
+        dist.all_reduce(total_loss)  # the sum over all ranks
+        return total_loss.item() / self.samples_run
+
+    def _save_snapshot(self):
+        if not math.isfinite(self.loss):
+            sys.exit(f"the loss is {self.loss}, so nothing is saved: lower the learning rate?")
+        if not self.is_main:
+            return
+        snapshot = {
+            "model": self.model.module.state_dict(),  # without the DDP wrapper
+            "optimizer": self.optimizer.state_dict(),
+            "epochs_run": self.epochs_run,
+            "samples_run": self.samples_run,
+            "loss": self.loss,
+        }
+        path = self.args.snapshot_path
+        tmp_path = f"{path}.tmp"
+        try:
+            with open(tmp_path, "wb") as file:
+                torch.save(snapshot, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(tmp_path, path)  # atomic: `path` is always a complete snapshot
+        except (OSError, RuntimeError) as error:
+            sys.exit(f"cannot save {path}: disk full, or file used by another run? {error}")
+        trained = f"epoch {self.epochs_run} + {self.samples_run} samples"
+        self._log(f"{trained} | loss {self.loss:.4g} | saved {path}")
+
+    def _load_snapshot(self, path):
+        try:
+            snapshot = torch.load(path, map_location="cpu", weights_only=True)
+            self.model.load_state_dict(snapshot["model"])
+            self.optimizer.load_state_dict(snapshot["optimizer"])
+            self.epochs_run = snapshot["epochs_run"]
+            self.samples_run = snapshot.get("samples_run", 0)
+            self.loss = snapshot.get("loss", 0.0)
+            self.total_loss.fill_(self.loss * self.samples_run / dist.get_world_size())
+        except Exception as error:
+            sys.exit(f"cannot load {path}: move it or set another --snapshot_path\n{error!r}")
+
+    def _log(self, message):
+        if not self.is_main:
+            return
+        tqdm.write(f"{message}\n", end="")  # one write: processes may share a log
+
+    def train(self):
+        total = self.args.total_epochs
+        steps = len(self.train_loader)
+        where = f"{self.device} of {socket.gethostname()}"
+        self._log(f"{self.epochs_run} of {total} epochs done, {steps} steps per epoch, on {where}")
+        if self.epochs_run >= total:
+            self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
+        epochs = range(self.epochs_run, total)
+        # With disable=None, tqdm shows the bar on a terminal only.
+        progress = tqdm(epochs, unit="epoch", disable=None if self.is_main else True)
+        for epoch in progress:
+            self._run_epoch(epoch)
+            progress.set_postfix(loss=f"{self.loss:.4g}")
+            self.epochs_run = epoch + 1
+            self.samples_run = 0
+            self.total_loss.zero_()
+            save = self.steps % self.args.save_every_steps == 0  # due in the epoch's last step
+            if save or self.epochs_run % self.args.save_every == 0 or self.epochs_run == total:
+                self._save_snapshot()
+
+
+def parse_args():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("total_epochs", nargs="?", type=int, default=50)
+    parser.add_argument("save_every", nargs="?", type=int, default=10, help="epochs per snapshot")
+    parser.add_argument("--save_every_steps", type=int, default=100, help="steps per snapshot")
+    parser.add_argument("--batch_size", type=int, default=32, help="per device")
+    parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
+    parser.add_argument("--snapshot_path", default="snapshot.pt")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    if "LOCAL_RANK" not in os.environ:
+        parser.error("start this script with torchrun, as its first lines show")
+    if min(args.total_epochs, args.save_every, args.batch_size) < 1 or args.num_workers < 0:
+        parser.error("epochs and batch size must be 1 or more, --num_workers 0 or more")
+    if args.save_every_steps < 1:
+        parser.error("--save_every_steps must be 1 or more")
+    if not args.snapshot_path or not os.access(os.path.dirname(args.snapshot_path) or ".", os.W_OK):
+        parser.error(f"cannot write {args.snapshot_path}: create its folder, or set another path")
+    return args
+
+
+@record  # torchrun then shows the traceback of the rank that failed first
+def main(args):
+    local_rank = int(os.environ["LOCAL_RANK"])
+    rank = f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}"
+    print(f"{rank} starts on {socket.gethostname()} ({torch.cuda.device_count()} GPUs)\n", end="")
+    if torch.cuda.is_available():
+        if local_rank >= torch.cuda.device_count():
+            sys.exit(f"{socket.gethostname()} has too few GPUs: lower --nproc_per_node")
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    torch.manual_seed(args.seed)
+    dataset = ToyDataset(2048)
+    model = ToyModel().to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    loss_fn = nn.MSELoss()
+    sampler = ResumableSampler(dataset, seed=args.seed)
+    train_loader = DataLoader(
+        dataset,
+        args.batch_size,
+        sampler=sampler,
+        num_workers=args.num_workers,
+        persistent_workers=args.num_workers > 0,
+        pin_memory=device.type == "cuda",
+    )
+    Trainer(model, train_loader, loss_fn, optimizer, device, args).train()
+    time.sleep(0.1)  # gloo may abort at exit without it (see pytorch#190489, the comments)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(parse_args())
