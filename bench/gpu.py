@@ -56,7 +56,6 @@ def train(args):
     """Trains as gpt/pretrain.py does, but without what is not measured: 14 GB to save, for one."""
     pretrain.Trainer._save_snapshot = lambda self: None
     pretrain.Trainer._evaluate = log_throughput
-    pretrain.GPT.generate = lambda self, prompt, max_new_tokens: ""
     pretrain.main(args)
     print(f"peak memory {torch.cuda.max_memory_allocated() / 1e9:.1f} GB")
 
@@ -89,7 +88,7 @@ def benchmark(variants, options, batch_sizes, context, folder):
     text = folder / "text"
     options = [*options, "--context", str(context), "--text", str(text)]
     options += ["--eval_every_steps", str(STEPS), "--val_tokens", str(context)]
-    options += ["--snapshot_path", str(folder / "none.pt")]
+    options += ["--generate", "0", "--snapshot_path", str(folder / "none.pt")]
     for name, (script, *flags) in variants.items():
         command = [*torchrun, str(ROOT / "bench" / script), "2", "1", *flags, *options]
         output = None

@@ -17,6 +17,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -77,8 +78,14 @@ class Training:
         self.device = device
         sampler = RandomSampler(dataset, replacement=True, num_samples=10**6)
         self.batches = iter(DataLoader(dataset, batch_size, sampler=sampler))
-        n_embd = n_head * HEAD_SIZE
-        model = GPT(N_LAYER, n_head, n_embd, CONTEXT, recompute=False).to(device)
+        config = SimpleNamespace(
+            n_layer=N_LAYER,
+            n_head=n_head,
+            n_embd=n_head * HEAD_SIZE,
+            context=CONTEXT,
+            recompute=False,
+        )
+        model = GPT(config).to(device)
         model.init_weights(seed=0)
         self.gradient_bytes = 4 * sum(p.numel() for p in model.parameters())
         self.optimizer = configure_optimizer(model, 1e-3)

@@ -45,7 +45,7 @@ def process_memory(field):
 
 def train(script, n_layer, n_embd, arguments):
     model = f"--n_layer {n_layer} --n_head 4 --n_embd {n_embd} --context {CONTEXT}"
-    sys.argv = [script.__name__, "1", "1", *model.split(), *arguments]
+    sys.argv = [script.__name__, "1", "1", *model.split(), "--generate", "0", *arguments]
     script.main(script.parse_args())
 
 
@@ -56,13 +56,10 @@ def measure(name, n_layer, n_embd, arguments):
     from torch import nn
 
     class LargeVocabularyGPT(script.GPT):
-        def __init__(self, n_layer, n_head, n_embd, *arguments):
-            super().__init__(n_layer, n_head, n_embd, *arguments)
-            self.token_embedding = nn.Embedding(VOCAB_SIZE, n_embd)
-            self.head = nn.Linear(n_embd, VOCAB_SIZE, bias=False)
-
-        def generate(self, prompt, max_new_tokens):
-            return ""
+        def __init__(self, config):
+            super().__init__(config)
+            self.token_embedding = nn.Embedding(VOCAB_SIZE, config.n_embd)
+            self.head = nn.Linear(config.n_embd, VOCAB_SIZE, bias=False)
 
     script.GPT = LargeVocabularyGPT
     script.Trainer._evaluate = lambda self: None

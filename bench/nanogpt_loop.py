@@ -45,7 +45,7 @@ def train(args):
     text = bytearray(b"".join(path.read_bytes() for path in args.text))
     text = torch.frombuffer(text, dtype=torch.uint8)
     steps_per_epoch = (len(text) - args.val_tokens) // args.context // args.batch_size
-    model = pretrain.GPT(args.n_layer, args.n_head, args.n_embd, args.context, recompute=False)
+    model = pretrain.GPT(args)
     model.to(device)
     model.init_weights(args.seed)
     optimizer = pretrain.configure_optimizer(model, args.learning_rate)

@@ -15,6 +15,7 @@ import tempfile
 import time
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 
 import forked
 import pytest
@@ -398,6 +399,13 @@ script.configure_optimizer = lambda model, lr: torch.optim.SGD(model.parameters(
 nn.utils.clip_grad_norm_ = lambda parameters, max_norm, **options: None
 nn.utils.clip_grads_with_norm_ = lambda parameters, max_norm, total_norm: None
 """
+
+
+def gpt_config(n_layer, n_head, n_embd, context, **more):
+    """Returns what a GPT of gpt/ takes its sizes from, in place of the arguments of a script."""
+    return SimpleNamespace(
+        n_layer=n_layer, n_head=n_head, n_embd=n_embd, context=context, recompute=False, **more
+    )
 
 
 def write_text(path, chunks, context):

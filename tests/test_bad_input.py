@@ -78,7 +78,7 @@ def test_batch_size(script, monkeypatch, capsys):
         ("gpt/gpt.py", "--n_head 3", "and --n_head divide --n_embd"),
         ("gpt/llama.py", "--n_kv_head 3", N_KV_HEAD),
         ("gpt/llama.py", "--n_head 2 --n_embd 6", N_KV_HEAD),
-        ("gpt/pretrain.py", "--val_tokens 63", "--val_tokens at least --context"),
+        ("gpt/schedule.py", "--val_tokens 63", "--val_tokens at least --context"),
         ("gpt/tensor_parallel.py", "--tp_size 0", TP_SIZE),
         ("gpt/tensor_parallel.py", "--tp_size 4", TP_SIZE),
         ("gpt/tensor_parallel.py", "--context 9 --tp_size 2", TP_SIZE),
@@ -91,6 +91,7 @@ def test_batch_size(script, monkeypatch, capsys):
             "--micro_batches 5",
             "--micro_batches must divide --batch_size",
         ),
+        ("gpt/pipeline_parallel.py", "--generate 1", "must be 0: no rank has all stages"),
         ("gpt/moe.py", "--top_k 9", "--top_k must be 1 or more, and at most --n_experts"),
         ("gpt/local_sgd.py", "--sync_every 0", "--outer_lr above 0, --outer_momentum 0 to 1"),
     ],
@@ -124,6 +125,7 @@ ALLOWED = {  # values that are none of these mistakes
     "--outer_momentum": ["0"],
     "--end_token": ["no/such/path"],
     "--frozen_layers": ["0"],
+    "--generate": ["0"],
 }
 # What the number of ranks decides, or a connection or a file that main opens first of all.
 CHECKED_BY_MAIN = {
@@ -274,7 +276,7 @@ def test_full_disk_and_a_large_model(shell):
     ("script", "options"),
     [
         ("singlegpu.py", "--batch_size 1"),
-        ("preemptible.py", "--batch_size 1 --save_every_steps 10000"),
+        ("resumable.py", "--batch_size 1 --save_every_steps 10000"),
         ("elastic_ddp.py", "--global_batch_size 1 --save_every_steps 10000"),
     ],
 )

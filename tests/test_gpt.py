@@ -19,6 +19,7 @@ from helpers import (
     SIGNAL,
     VAL_CHUNKS,
     equal_snapshots,
+    gpt_config,
     load,
     load_gpt,
     logged_losses,
@@ -33,7 +34,7 @@ from tools.steps import GPT
 OTHER_DATA = ("gpt/finetune.py", "gpt/finetune_chat.py", "gpt/tokens.py", "gpt/llama.py")
 NAMES = [step.file for step in GPT if step.file not in OTHER_DATA]
 # The others have other gradients, but the same way to stop and resume; see test_gpt_sharded.py.
-WITH_SNAPSHOTS_OF_THEIR_OWN = ["gpt/gpt.py", "gpt/pretrain.py", "gpt/fsdp.py", "gpt/local_sgd.py"]
+WITH_SNAPSHOTS_OF_THEIR_OWN = ["gpt/gpt.py", "gpt/dcp.py", "gpt/fsdp.py", "gpt/local_sgd.py"]
 TINY = "--n_layer 1 --n_head 2 --n_embd 16 --context 8"
 OPTIONS = {
     "gpt/slow_network.py": "--compress",
@@ -157,7 +158,7 @@ def test_pretrained_gpt(shell):
     seconds = [512 * steps / speed for steps, speed in zip((40, 45, 165), speeds, strict=True)]
     assert seconds[2] > seconds[0] + seconds[1] + 4.9
     # Each layer's 12 n_embd^2 weights, biases, norms; the head's 256 x n_embd; no embeddings.
-    model = importlib.import_module("gpt.pretrain").GPT(1, 1, 64, 32, recompute=False)
+    model = importlib.import_module("gpt.pretrain").GPT(gpt_config(1, 1, 64, 32))
     num_params = sum(p.numel() for p in model.parameters()) - 32 * 64 - 256 * 64
     assert 256 * 64 + 12 * 64**2 < num_params < 256 * 64 + 12 * 64**2 + 20 * 64
     tokens_per_second = float(lines[-1][1].replace(",", ""))
@@ -184,18 +185,18 @@ def test_pretrained_gpt(shell):
 )
 def test_learning_rate(warmup_steps, expected):
     """At some of 100 steps, in ten epochs; also where an epoch is begun."""
-    pretrain = importlib.import_module("gpt.pretrain")
+    schedule = importlib.import_module("gpt.schedule")
     args = SimpleNamespace(learning_rate=1, total_epochs=10, warmup_steps=warmup_steps)
     loader = torch.utils.data.DataLoader(range(40), 4)
     for step, rate in expected.items():
         position = {"epochs_run": step // 10, "samples_run": step % 10 * 4}
         trainer = SimpleNamespace(train_loader=loader, args=args, **position)
-        assert pretrain.Trainer._learning_rate(trainer) == pytest.approx(rate)
+        assert schedule.Trainer._learning_rate(trainer) == pytest.approx(rate)
 
 
-@pytest.mark.parametrize("name, options", [("gpt", ()), ("pretrain", (False,))])
-def test_gpt_sees_no_byte_ahead(name, options):
-    model = importlib.import_module(f"gpt.{name}").GPT(2, 2, 32, 16, *options)
+@pytest.mark.parametrize("name", ["gpt", "pretrain"])
+def test_gpt_sees_no_byte_ahead(name):
+    model = importlib.import_module(f"gpt.{name}").GPT(gpt_config(2, 2, 32, 16))
     model.init_weights(seed=0)
     text = torch.randint(256, (1, 16), generator=torch.Generator().manual_seed(0))
     other = text.clone()
@@ -209,7 +210,7 @@ def test_gpt_sees_no_byte_ahead(name, options):
     ("name", "message"),
     [
         ("gpt/gpt.py", "--text has less than one chunk of 64 bytes: add text"),
-        ("gpt/pretrain.py", "--text has 0 chunks: 1024 are for validation, add text"),
+        ("gpt/schedule.py", "--text has 0 chunks: 1024 are for validation, add text"),
     ],
 )
 def test_useless_text(shell, name, message):

@@ -195,11 +195,11 @@ def test_compiled(shell, name):
 
 
 RESUMED = {  # each goes on with what the one before has saved
-    "sharded": [
+    "sharded": [  # and by DDP
+        ("dcp.py", 2, ""),
+        ("fsdp.py", 3, "--recompute"),
         ("tensor_parallel.py", 4, "--tp_size 2"),
-        ("fsdp.py", 2, "--recompute"),
-        ("accumulate.py", 3, "--micro_batch_size 3"),
-        ("tensor_parallel.py", 2, "--tp_size 2"),
+        ("dcp.py", 1, ""),
     ],
     "pipeline": [
         ("pipeline_parallel.py", 2, "--pp_size 2 --micro_batches 2"),
@@ -414,8 +414,8 @@ def test_snapshot_of_another_layout(shell):
     job = start(shell, "local_sgd.py", "sharded", 2, steps=2)
     job.fails(f"cannot load {path}{error}")
     (shell.folder / "file").write_text("hello")
-    start(shell, "fsdp.py", "file", 2, steps=2).fails(
-        "cannot save file/epoch_0001_sample_000000000000: "
+    start(shell, "dcp.py", "file", 2, steps=2).fails(
+        "--snapshot_path file is a file: name a folder"
     )
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import ROOT
+from helpers import ROOT, gpt_config
 
 sys.path.insert(0, str(ROOT / "bench"))
 import gpu
@@ -23,7 +23,7 @@ SMALL = f"--n_layer {N_LAYER} --n_head {N_HEAD} --n_embd {N_EMBD} --peak_tflops 
 
 
 def small_model():
-    model = pretrain.GPT(N_LAYER, N_HEAD, N_EMBD, CONTEXT, recompute=False)
+    model = pretrain.GPT(gpt_config(N_LAYER, N_HEAD, N_EMBD, CONTEXT))
     model.init_weights(seed=0)
     return model
 
@@ -97,7 +97,7 @@ def test_measure(shell):
     assert figures["ranks"] == 2 and figures["all_reduce"]["1024"] > 0
     (training,) = figures["trainings"]
     assert training["gradient_bytes"] == 4 * sum(
-        p.numel() for p in pretrain.GPT(4, 2, 128, 64, recompute=False).parameters()
+        p.numel() for p in pretrain.GPT(gpt_config(4, 2, 128, 64)).parameters()
     )
     assert "2 heads, 2 chunks per rank, 3.4 MB of gradients: " in output
     assert set(figures["phases"]) == {*measure.PHASES, "all-reduce wait"}

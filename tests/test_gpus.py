@@ -45,7 +45,7 @@ OPTIONS = {
     ),
 }
 # The others load their snapshots as one of these does.
-RESUMED = [*SCRIPTS, "gpt/gpt.py", "gpt/fsdp.py", "gpt/local_sgd.py"]
+RESUMED = [*SCRIPTS, "gpt/gpt.py", "gpt/dcp.py", "gpt/fsdp.py", "gpt/local_sgd.py"]
 SIZE, CONTEXT = 48, 8  # chunks of a text
 ONLY_ON_GPUS = [fault for fault in FAULTS if fault.fails == "device" or "GPU 0" in fault.what]
 

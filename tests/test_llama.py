@@ -1,6 +1,7 @@
 """gpt/llama.py: the Llama of transformers, trained here and exported as the page tells."""
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from helpers import (
     SHORT_VAL,
     SIGNAL,
     VAL_CHUNKS,
-    load,
+    gpt_config,
+    load_gpt,
     max_abs_diff,
     patched,
     write_text,
@@ -54,13 +56,13 @@ def test_ranks(shell, setup, learning_rate, tolerance):
     """Two ranks, stopped in mid-epoch and resumed on three, end with the weights of one."""
     make_tokens(shell.folder)
     options = f"--learning_rate {learning_rate}"
-    start(shell, 1, "one.pt", setup, options).succeeds()
+    start(shell, 1, "one", setup, options).succeeds()
     stop = {"SIGNAL": "15", "SIGNAL_AT": f"0 {3 * BATCH_SIZE}"}
-    job = start(shell, 2, "several.pt", setup + SIGNAL, options, **stop)
+    job = start(shell, 2, "several", setup + SIGNAL, options, **stop)
     job.fails("stopped by a signal")
     assert f"epoch 0 + {10 * BATCH_SIZE} samples" in job.output
-    start(shell, 3, "several.pt", setup, f"{options} --recompute").succeeds()
-    one, several = (load(shell.folder / name)["model"] for name in ("one.pt", "several.pt"))
+    start(shell, 3, "several", setup, f"{options} --recompute").succeeds()
+    one, several = (load_gpt(shell.folder / name)["model"] for name in ("one", "several"))
     diff = max_abs_diff(one.values(), several.values())
     print("several ranks differ from one by", diff)
     assert diff < tolerance
@@ -73,12 +75,12 @@ def test_exported(shell, monkeypatch, n_kv_head):
 
     make_tokens(shell.folder)
     options = "--learning_rate 0.02"
-    start(shell, 2, "llama.pt", options=options, n_kv_head=n_kv_head).succeeds()
+    start(shell, 2, "llama", options=options, n_kv_head=n_kv_head).succeeds()
     monkeypatch.chdir(shell.folder)
     exec(EXPORT, {})
     exported = AutoModelForCausalLM.from_pretrained("exported")
-    model = GPT(2, 4, n_kv_head, 32, CONTEXT, recompute=False, vocab_size=300)
-    model.load_state_dict(load("llama.pt")["model"])
+    model = GPT(gpt_config(2, 4, 32, CONTEXT, n_kv_head=n_kv_head), 300)
+    model.load_state_dict(load_gpt(Path("llama"))["model"])
     tokens = torch.randint(300, (4, CONTEXT), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         logits = model(tokens)
@@ -97,7 +99,7 @@ def test_exported(shell, monkeypatch, n_kv_head):
 
 def test_weights():
     """As many as Llama has, and small where they add to the residual stream."""
-    model = GPT(2, 4, 2, 96, 8, recompute=False, vocab_size=300)
+    model = GPT(gpt_config(2, 4, 96, 8, n_kv_head=2), 300)
     model.init_weights(seed=0)
     for name, weight in model.named_parameters():
         if "norm" in name:

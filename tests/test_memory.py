@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-from helpers import ROOT
+from helpers import ROOT, gpt_config
 
 sys.path.insert(0, str(ROOT / "bench"))
 import memory
@@ -16,7 +16,7 @@ from gpt.pretrain import GPT
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_a_block_keeps(dtype):
     """Counted with the hooks for saved tensors, without the weights that autocast converts."""
-    model = GPT(n_layer=1, n_head=4, n_embd=128, context=64, recompute=False)
+    model = GPT(gpt_config(n_layer=1, n_head=4, n_embd=128, context=64))
     parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
     storages = {}
 
@@ -40,7 +40,7 @@ def test_what_a_block_keeps(dtype):
 
 
 def test_flops_are_those_of_the_script():
-    model = GPT(n_layer=2, n_head=4, n_embd=128, context=64, recompute=False)
+    model = GPT(gpt_config(n_layer=2, n_head=4, n_embd=128, context=64))
     params = sum(p.numel() for p in model.parameters())
     assert memory.GPT(params, 2, 128, 256, 64).flops_per_token == model.flops_per_token
 

@@ -8,7 +8,7 @@ import re
 
 import pytest
 import torch
-from helpers import SHORT_GPT, patched
+from helpers import SHORT_GPT, gpt_config, patched
 from torch.nn import functional
 
 from gpt import fsdp, moe
@@ -52,11 +52,11 @@ def test_flops_of_active_experts():
     """Those of a GPT whose MLPs have the weights of a token's experts, and the router's."""
     n_layer, n_embd = 3, 64
     sizes = (n_layer, 2, n_embd, 32)
-    dense = fsdp.GPT(*sizes, recompute=False).flops_per_token
+    dense = fsdp.GPT(gpt_config(*sizes)).flops_per_token
     second_mlp = 6 * n_layer * 8 * n_embd**2
     for n_experts in (2, 8):
         router = 6 * n_layer * n_embd * n_experts
-        mixture = moe.GPT(*sizes, n_experts, 2, recompute=False)
+        mixture = moe.GPT(gpt_config(*sizes, n_experts=n_experts, top_k=2))
         assert mixture.flops_per_token == dense + second_mlp + router
 
 

@@ -138,7 +138,7 @@ def test_batch_that_cannot_be_shared(shell):
 
 
 def test_evaluated_by_any_number_of_ranks(shell):
-    """The same on 1, 2 and 3 ranks, of which only one can have equally many of 2047 samples.
+    """The same on 1, 2 and 3 ranks, of which only one can have equally many of 409 samples.
 
     With BatchNorm and dropout, which evaluate in another way than they train.
     """
@@ -157,14 +157,14 @@ script.ToyModel = Model
     model.relu = nn.Sequential(nn.ReLU(), nn.BatchNorm1d(10), nn.Dropout(0.1))
     model.eval()
     model.load_state_dict(load(shell.folder / "snapshot.pt")["model"])
-    samples = singlegpu.ToyDataset(4095)
-    order = torch.randperm(4095, generator=torch.Generator().manual_seed(0))[2048:]
+    samples = singlegpu.ToyDataset(2048)
+    order = torch.randperm(2048, generator=torch.Generator().manual_seed(0))[-409:]
     with torch.no_grad():
         outputs, targets = model(samples.inputs[order]).double(), samples.targets[order]
     loss = ((outputs - targets) ** 2).mean().item()
     accuracy = (outputs.argmax(1) == targets.argmax(1)).double().mean().item()
     for log in logs:
-        found = re.findall(r"val loss (\S+), accuracy (\S+)% of 2047 samples", log)
+        found = re.findall(r"val loss (\S+), accuracy (\S+)% of 409 samples", log)
         assert float(found[-1][0]) == pytest.approx(loss, rel=1e-6)
         assert float(found[-1][1]) == pytest.approx(100 * accuracy, abs=0.01)
     assert accuracy > 0.5 and loss < 1

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import torch
-from helpers import ROOT, SHORT_GPT, SIGNAL, load, patched
+from helpers import ROOT, SHORT_GPT, SIGNAL, gpt_config, load_gpt, patched
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.nn.functional import cross_entropy
 
@@ -107,15 +107,15 @@ def test_vocabulary_of_llama_3(shell):
     script = shell.folder / "tokens.py"
     script.write_text(patched("gpt/tokens.py", SHORT_GPT))
     shell.ranks(f"{script} {options}").succeeds()
-    assert load(shell.folder / "snapshot.pt")["shape"].endswith("vocab_size=128256")
+    assert load_gpt(shell.folder / "snapshot")["shape"].endswith("vocab_size=128256")
     save_tokenizer(shell.folder / "tokens" / "tokenizer.json", 128_200)
-    job = shell.ranks(f"{script} {options} --snapshot_path other.pt")
+    job = shell.ranks(f"{script} {options} --snapshot_path other")
     job.fails(f"{shard.relative_to(shell.folder)} has token ", "tokenizer.json only 128200")
 
 
 def test_padding_of_the_vocabulary():
     """The rows up to a multiple of 128 give no logits, and get no gradient."""
-    model = GPT(1, 2, 16, 8, False, 300)
+    model = GPT(gpt_config(1, 2, 16, 8), 300)
     assert len(model.head.weight) == len(model.token_embedding.weight) == 384
     tokens = torch.arange(16).view(2, 8)
     logits = model(tokens)

@@ -70,6 +70,11 @@ class Stage(NamedTuple):
     own_weights: bool = False  # each rank begins with others: the script must broadcast rank 0's
     reference: str = ""  # the file whose weights on one process are right, if no plain loop's
 
+    @property
+    def saves_steps(self):
+        """Whether it saves within an epoch."""
+        return bool({"steps", "signal"} & {*self.checks.split()})
+
 
 ONE = "starts batch samples order weights loss save log snapshot seed resume previous"
 SEVERAL = ONE.replace("starts", "starts processes")
@@ -82,12 +87,15 @@ FSDP = Stage(  # resume: see signal
     max_diff=1e-9,  # in float64
     reference="gpt/pretrain.py",
 )
+WHOLE = FSDP.checks.replace(" sharded", "")
+DDP = f"{WHOLE} save"
 SPLIT = FSDP._replace(checks="starts processes weights loss log device signal")
 STAGES = {
     "singlegpu": Stage(f"{ONE} device", PYTHON, "--batch_size 48", 1),
     "multigpu": Stage(f"{SEVERAL} gpus device", PYTHON),
     "multigpu_torchrun": Stage(f"{SEVERAL} gpus device restart", TORCHRUN),
     "multinode": MULTINODE,
+    "resumable": MULTINODE._replace(checks=f"{SEVERAL} gpus device restart steps disks"),
     "preemptible": MULTINODE._replace(checks=f"{SIGNALS} disks"),
     "elastic_ddp": Stage(f"{SIGNALS} newest node", ELASTIC, "--global_batch_size 65", batch=65),
     "recipes/gradient_accumulation": MULTINODE._replace(
@@ -97,7 +105,9 @@ STAGES = {
     "recipes/profiler": MULTINODE,
     "recipes/tensorboard_logging": MULTINODE,
     "by_hand/ddp": Stage(f"{SEVERAL} gpus device restart", TORCHRUN, own_weights=True),
-    "gpt/pretrain": FSDP._replace(checks=FSDP.checks.replace("sharded", "save")),
+    "gpt/schedule": FSDP._replace(checks=DDP),
+    "gpt/pretrain": FSDP._replace(checks=DDP),
+    "gpt/dcp": FSDP._replace(checks=WHOLE),
     "gpt/fsdp": FSDP,
     "gpt/accumulate": FSDP._replace(options=f"{GPT_OPTIONS} --micro_batch_size 3"),
     "gpt/async_save": FSDP,
@@ -123,7 +133,7 @@ NEEDED = {
     "device": {"samples", "weights", "gpus"},
     "snapshot": {"samples"},
     "previous": {"samples", "weights"},
-    "disks": {"signal"},
+    "disks": {"signal", "steps"},
     "newest": {"signal"},
 }
 TASK = "it must return a model, a data set, a loss function and an optimizer"
@@ -248,7 +258,7 @@ class Run:
 
     def losses(self):
         """Returns the logged loss of each epoch."""
-        # Within an epoch, stage 5 and later ones log `epoch 1 + 640 samples`.
+        # resumable.py and what builds on it log `epoch 1 + 640 samples` within an epoch.
         lines = r"^epoch (\d+)(?: \+ 0 samples)? \|.*\bloss ([-+.\w]+)"
         return {int(epoch): float(loss) for epoch, loss in re.findall(lines, self.output, re.M)}
 
@@ -610,7 +620,7 @@ class Judge:
 
     def check_restart(self):
         step = 2 * self.epoch_steps + 8
-        more = "--save_every_steps 5" if "signal" in self.stage.checks else ""
+        more = "--save_every_steps 5" if self.stage.saves_steps else ""
         run = self.run(EPOCHS, "killed", more, launchers=RESTARTING, rank=1, step=step, signal=9)
         run.succeed()
         resumed_at = EPOCHS * self.epoch_steps - min(map(len, run.steps))
@@ -630,13 +640,31 @@ class Judge:
         self.compare("Resumed where the other node had the newer snapshot", "node1/disks")
 
     def check_disks(self):
-        newer = "newer" if "signal" in self.stage.checks else "straight"
+        newer = "newer" if self.stage.saves_steps else "straight"
         run = self.on_own_disks(EPOCHS + 1, newer)
         run.require(not run.steps, "The snapshot of one node is newer, and they train.")
         run.require(all(run.statuses), "They do not train, but end with status 0.")
         run.require(
             "RuntimeError" not in run.output, "One ends, and the other fails in a collective."
         )
+
+    def check_steps(self):
+        step = self.epoch_steps + 8
+        every = "--save_every_steps 5 --num_workers 1"
+        killed = self.run(EPOCHS, "steps", every, save_every=EPOCHS, rank=0, step=step, signal=9)
+        killed.require((self.folder / "steps").exists(), "It has not saved.")
+        shutil.copy(self.folder / "steps", self.folder / "newer")
+        resumed = self.run(EPOCHS, "steps", every, save_every=EPOCHS)
+        resumed.succeed()
+        found = len(resumed.batches())
+        expected = EPOCHS * self.epoch_steps - step // 5 * 5
+        if found != expected:
+            raise WrongError(
+                f"Killed after {step} steps with --save_every_steps 5, and started again, it took"
+                f" {found} steps, not {expected}."
+            )
+        self.compare("Killed within an epoch and resumed, and not killed", "steps")
+        self.compare_loss(resumed, 2, self.straight.losses().get(2, math.nan))
 
     def check_signal(self):
         step = self.epoch_steps + 3

@@ -46,10 +46,10 @@ RANK_0_LOSS = "        total_loss *= dist.get_world_size()\n"
 SEED = "    torch.manual_seed(args.seed)\n"
 SEEDED_SAMPLER = "DistributedSampler(dataset, seed=args.seed)"
 DROP_LAST = "DistributedSampler(dataset, seed=args.seed, drop_last=True)"
-AGREE_ON_START = "        self._agree_on_start()\n"
+SAME_START = "        self._ensure_same_start()\n"
 EPOCHS_LEFT = "range(self.epochs_run, total)"
 ONE_MORE = "range(self.epochs_run, max(total, self.epochs_run + 1))"
-SAVE_STEPS = "if stop or (save and self.samples_run < len(self.train_loader.dataset)):"
+SAVE_STEPS = "if save and self.samples_run < len(self.train_loader.dataset):"
 SAVE_LOSS = '            "loss": self.loss,\n'
 OWN_SESSION = "        worker_init_fn=start_own_session,\n"
 AFTER_FAILURE = "            atexit.register(self._save_after_failure)\n"
@@ -59,7 +59,11 @@ BROADCAST = (
     "        for tensor in module.state_dict().values():\n"
     "            dist.broadcast(tensor, src=0)\n"
 )
-WEIGHT = "weight = local_size / global_size * dist.get_world_size()  # DDP averages over ranks"
+WEIGHT = (
+    "        loss = loss * local_size / global_size * dist.get_world_size()"
+    "  # DDP averages over ranks\n"
+)
+KEEP_SUM = "self.total_loss += loss.detach() * global_size / dist.get_world_size()"
 FAULTS = [
     Fault("set_epoch is missing", "multigpu", "order", (SET_EPOCH, "")),
     Fault(
@@ -137,7 +141,7 @@ FAULTS = [
         "uneven shards count as if they were even",
         "elastic_ddp",
         "weights node",
-        (WEIGHT, "weight = 1"),
+        (WEIGHT, "", KEEP_SUM, "self.total_loss += loss.detach() * local_size"),
     ),
     # Those that are not on the page
     Fault(
@@ -239,7 +243,7 @@ FAULTS = [
         "multigpu_torchrun",
         "samples",
         (
-            "manual_seed(0)  # the same samples on every rank and restart",
+            "manual_seed(0)  # the same samples each time",
             'manual_seed(int(os.environ["RANK"]))',
         ),
     ),
@@ -259,7 +263,7 @@ FAULTS = [
         "no look at the other nodes' snapshots",
         "multinode",
         "disks",
-        (AGREE_ON_START, ""),
+        (SAME_START, ""),
     ),
     Fault(
         "the GPU is chosen by the rank",
@@ -280,8 +284,8 @@ FAULTS = [
     ),
     Fault(
         "the position within the epoch is not saved",
-        "preemptible",
-        "restart signal",
+        "resumable",
+        "restart steps",
         (SAVE_POSITION, ""),
     ),
     Fault(
@@ -296,7 +300,7 @@ FAULTS = [
     Fault("no map_location", "multigpu_torchrun", "gpus", (', map_location="cpu"', "")),
     Fault(
         "only the epochs of the nodes are compared",
-        "preemptible",
+        "resumable",
         "disks",
         (
             "all_gather_object(starts, (self.epochs_run, self.samples_run))",
@@ -304,16 +308,21 @@ FAULTS = [
         ),
     ),
     Fault("signals reach data workers", "preemptible", "signal", (OWN_SESSION, "")),
-    Fault("no saves within an epoch", "preemptible", "restart", (SAVE_STEPS, "if stop:")),
-    Fault("the loss so far is not saved", "preemptible", "signal", (SAVE_LOSS, "")),
-    Fault("each node loads its own snapshot", "elastic_ddp", "newest", (AGREE_ON_START, "")),
+    Fault("no saves within an epoch", "resumable", "restart steps", (SAVE_STEPS, "if False:")),
+    Fault("the loss so far is not saved", "resumable", "steps", (SAVE_LOSS, "")),
+    Fault("each node loads its own snapshot", "elastic_ddp", "newest", (SAME_START, "")),
     Fault("no save after a failure", "elastic_ddp", "node", (AFTER_FAILURE, "            pass\n")),
     Fault("the loss is rank 0's own", "gpt/fsdp", "loss signal", (MEAN_LOSS, RANK_0_LOSS)),
     Fault(
         "the gradient of the global batch is divided twice",
         "elastic_ddp",
         "weights node",
-        (WEIGHT, "weight = local_size / global_size"),
+        (
+            WEIGHT,
+            "        loss = loss * local_size / global_size\n",
+            KEEP_SUM,
+            "self.total_loss += loss.detach() * global_size",
+        ),
     ),
     Fault("no broadcast", "by_hand/ddp", "weights resume restart", (BROADCAST, "")),
     Fault(

@@ -3,6 +3,8 @@
 The order of its calls does not depend on the machine, so that a test can compare the picture.
 """
 
+from types import SimpleNamespace
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -22,7 +24,8 @@ EMBEDDINGS, HEAD = "embeddings", "norm, head"
 def trace():
     """Returns what FSDP does with which unit in a training step, in the CPU's order."""
     dist.init_process_group("gloo")
-    model = ranks.load("fsdp").GPT(BLOCKS, n_head=1, n_embd=16, context=16, recompute=False)
+    config = SimpleNamespace(n_layer=BLOCKS, n_head=1, n_embd=16, context=16, recompute=False)
+    model = ranks.load("fsdp").GPT(config)
     mesh = init_device_mesh("cpu", (RANKS,))
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
