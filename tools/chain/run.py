@@ -1,9 +1,9 @@
 """Trains with every stage in turn, each with its snapshot in runs/chain/, and sums up in a table.
 
 All take global batches of 32 samples, and so log the same losses. Every command is shown as one
-would type it; multinode.py and preemptible.py run as two "nodes" with
-their rendezvous on localhost, and elastic_ddp.py as three, of which one is killed on the way. Ports
-are picked free. --no-slurm leaves out the job on a pocket cluster at the end.
+would type it; multinode.py, resumable.py and preemptible.py run as two "nodes" with their
+rendezvous on localhost, and elastic_ddp.py as three, of which one is killed on the way. Ports are
+picked free. --no-slurm leaves out the job on a pocket cluster at the end.
 """
 
 import argparse

@@ -651,10 +651,10 @@ class Judge:
     def check_steps(self):
         step = self.epoch_steps + 8
         every = "--save_every_steps 5 --num_workers 1"
-        killed = self.run(EPOCHS, "steps", every, save_every=EPOCHS, rank=0, step=step, signal=9)
+        killed = self.run(EPOCHS, "steps", every, rank=0, step=step, signal=9)
         killed.require((self.folder / "steps").exists(), "It has not saved.")
         shutil.copy(self.folder / "steps", self.folder / "newer")
-        resumed = self.run(EPOCHS, "steps", every, save_every=EPOCHS)
+        resumed = self.run(EPOCHS, "steps", every)
         resumed.succeed()
         found = len(resumed.batches())
         expected = EPOCHS * self.epoch_steps - step // 5 * 5
