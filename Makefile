@@ -17,7 +17,7 @@ run: .venv/run  ## train with every stage in turn
 test: .venv/dev  ## run the tests; without Slurm installed, its tests are skipped, and say so
 	pytest $(PYTEST_ARGS)
 
-check: .venv/dev  ## judge a script of yours: make check STAGE=multigpu FILE=my_multigpu.py
+check: .venv/run  ## judge a script of yours: make check STAGE=multigpu FILE=my_multigpu.py
 	@python -m tools.judge.check $(STAGE) '$(FILE)' $(if $(TASK),--task '$(TASK)')
 
 long: .venv/dev  ## run the tests that take long: each faulty file judged, kills at random, memory

@@ -4,11 +4,15 @@ import shlex
 
 import pytest
 import yaml
-from helpers import ROOT, free_port, max_abs_diff, reference_run, weights_and_momentum
+from helpers import reference_run, weights_and_momentum
 from kubeflow_trainer_api.models.io_k8s_api_core_v1_persistent_volume_claim import (
     IoK8sApiCoreV1PersistentVolumeClaim,
 )
 from kubeflow_trainer_api.models.trainer_v1alpha1_train_job import TrainerV1alpha1TrainJob
+
+from tools.launch.jobs import free_port
+from tools.launch.snapshots import max_abs_diff
+from tools.steps import ROOT
 
 MANIFEST = (ROOT / "kubernetes" / "multinode.yaml").read_text()
 KINDS = {

@@ -5,23 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import (
-    PLAIN_SGD,
-    ROOT,
-    SHORT_GPT,
-    SHORT_VAL,
-    SIGNAL,
-    VAL_CHUNKS,
-    gpt_config,
-    load_gpt,
-    max_abs_diff,
-    patched,
-    write_text,
-)
+from helpers import PLAIN_SGD, SHORT_GPT, SHORT_VAL, SIGNAL, VAL_CHUNKS, gpt_config, patched
 from test_gpt_sharded import FLOAT64
 from test_tokens import prepare
 
 from gpt.llama import GPT
+from tools.launch.snapshots import load_gpt, max_abs_diff, write_text
+from tools.steps import ROOT
 
 CONTEXT = 8
 BATCH_SIZE = 12  # of all ranks together

@@ -12,7 +12,10 @@ from typing import NamedTuple
 
 import pexpect
 import pytest
-from helpers import ROOT, TIMEOUT_S, needs_slurm
+from helpers import needs_slurm
+
+from tools.launch.jobs import TIMEOUT_S
+from tools.steps import ROOT
 
 # Between a command that ends and the next prompt, the shell prints the command's exit status.
 PROMPT = re.compile(r"<status (\d+)>")

@@ -10,15 +10,11 @@ import time
 
 import pytest
 import torch
-from helpers import (
-    ROOT,
-    TIMEOUT_S,
-    free_port,
-    max_abs_diff,
-    patched,
-    reference_run,
-    weights_and_momentum,
-)
+from helpers import patched, reference_run, weights_and_momentum
+
+from tools.launch.jobs import TIMEOUT_S, free_port
+from tools.launch.snapshots import max_abs_diff
+from tools.steps import ROOT
 
 # Each process writes down each step that it has completed: when it began, where it ended, and in
 # which group. Steps take 10 ms until the file `calm` exists.
