@@ -80,8 +80,8 @@ def environment():
 class Job:
     """A started command; `output` is what it has printed so far, on stdout and stderr."""
 
-    def __init__(self, command, folder, variables, **options):
-        self.log = new_log(folder)
+    def __init__(self, command, folder, variables, log=None):
+        self.log = log or new_log(folder)
         self.marker = f"TEST_JOB={uuid.uuid4()}"
         variables = variables | dict([self.marker.split("=")])
         with self.log.open("w") as log:
@@ -94,7 +94,6 @@ class Job:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                **options,
             )
 
     @property
