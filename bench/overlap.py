@@ -15,6 +15,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -28,8 +29,7 @@ from tools.pages.charts import draw  # noqa: E402
 
 FORMS = ["after backward()", "a hook each", "buckets"]
 PAGE = ROOT / "docs" / "by_hand" / "ddp.md"
-N_HEAD = 2
-N_EMBD = 128
+CONFIG = SimpleNamespace(n_head=2, n_embd=128)
 CONTEXT = 8
 PAUSE_S = 0.05  # of a block in backward()
 
@@ -86,7 +86,7 @@ class SlowBlock(Block):
     """A GPT's block, with a pause in the backward pass before its gradients are computed."""
 
     def __init__(self, recorder):
-        super().__init__(N_HEAD, N_EMBD)
+        super().__init__(CONFIG)
         self.recorder = recorder
 
     def forward(self, x):
@@ -98,12 +98,12 @@ def measure(form, blocks, steps):
     namespace = {"nn": nn, "dist": dist, "torch": torch, "__name__": form}
     exec(compile(source(form), form, "exec"), namespace)
     recorder = Recorder()
-    namespace["BUCKET_SIZE"] = sum(p.numel() for p in Block(N_HEAD, N_EMBD).parameters())
+    namespace["BUCKET_SIZE"] = sum(p.numel() for p in Block(CONFIG).parameters())
     model = nn.Sequential(*[SlowBlock(recorder) for _ in range(blocks)])
     model = namespace["DistributedDataParallel"](model)
     results = []
     for _ in range(1 + steps):  # the first connects the ranks
-        loss = model(torch.randn(1, CONTEXT, N_EMBD)).square().mean()
+        loss = model(torch.randn(1, CONTEXT, CONFIG.n_embd)).square().mean()
         model.zero_grad()
         dist.barrier()
         recorder.clear()

@@ -154,7 +154,7 @@ def ways(store_port, coordinator_port):
     coordinator = f"--coordinator localhost:{coordinator_port}"
     return [
         Way("torchrun, its defaults", RESTART_PHASES, f"{torchrun} {script}"),
-        Way("torchrun, stage 6", RESTART_PHASES, f"{torchrun} --rdzv_conf={FAST_CONF} {script}"),
+        Way("elastic_ddp.py", RESTART_PHASES, f"{torchrun} --rdzv_conf={FAST_CONF} {script}"),
         Way("regroup.py", REGROUP_PHASES, f"{python} {regroup} {coordinator}"),
     ]
 

@@ -16,13 +16,14 @@ from overlap import FORMS, source
 # A GPT's block, in many small buckets.
 BLOCK = f"""
 sys.path.insert(0, {str(ROOT)!r})
+from types import SimpleNamespace
 from gpt.gpt import Block
 
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
         self.first = nn.Linear(10, 64)
-        self.block = Block(2, 16)
+        self.block = Block(SimpleNamespace(n_head=2, n_embd=16))
         self.last = nn.Linear(64, 5)
 
     def forward(self, inputs):

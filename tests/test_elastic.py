@@ -1,4 +1,4 @@
-"""Stage 6: nodes come and go, every sample counts once, and the weights are the same."""
+"""elastic_ddp.py: nodes come and go, every sample counts once, and the weights are the same."""
 
 import os
 import random

@@ -65,6 +65,7 @@ EXCEPTIONS = [
     Row("multigpu_torchrun.md: .* killed.pt", "a second terminal kills it", until="epoch 100 "),
     Row(r"(multinode|elastic_ddp|own_disks|regroup).md: (\. |ex|mk)", "each", joined=("",) * 3),
     Row("multinode.md: torchrun ", "on two nodes", joined=("",) * 2),
+    Row("resumable.md: torch", "Ctrl-C", until="saved resumable.pt", stop=True),
     Row("preemptible.md: torch", "Ctrl-C", until="saved preemptible.pt", stop=True),
     Row(
         "elastic_ddp.md: torchrun ",

@@ -68,7 +68,7 @@ def test_late_rank_is_named(shell, cause):
 
 @pytest.fixture
 def with_lines(cluster, shell):
-    """A pocket cluster with a job.sbatch: the lines of the page below those of stage 5."""
+    """A pocket cluster with a job.sbatch: the page's lines below those of preemptible.sbatch."""
     (shell.folder / "recipes").symlink_to(ROOT / "recipes")
     job_file = (ROOT / "slurm" / "preemptible.sbatch").read_text()
     lines = snippet("recipes/step_timeout.md", "step timeout")

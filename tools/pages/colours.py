@@ -16,7 +16,7 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
 
 from tools.pages.fences import DOCUMENTED, marked_units, step_to
-from tools.steps import ROOT, STAGES
+from tools.steps import ROOT
 
 TAGS = {"+": "ins", "-": "del", " ": "span"}
 FOLDERS = {
@@ -156,8 +156,7 @@ class Sources(Preprocessor):
         context = next((step for step in self.md.preprocessors if hasattr(step, "page")), None)
         if scripts and context:
             names = " and ".join(script.rpartition("/")[2] for script in scripts)
-            stage = f"stage {STAGES.index(scripts[0]) + 1} · " if scripts[0] in STAGES else ""
-            context.page.meta["subtitle"] = stage + names
+            context.page.meta["subtitle"] = names
 
 
 class SourcesExtension(Extension):

@@ -78,7 +78,8 @@ def trace_by_hand():
             super().note_gradient(parameter)
 
     fsdp.Bucket = RecordedBucket
-    blocks = [ranks.load("fsdp").Block(n_head=1, n_embd=16) for _ in range(BLOCKS)]
+    config = SimpleNamespace(n_head=1, n_embd=16)
+    blocks = [ranks.load("fsdp").Block(config) for _ in range(BLOCKS)]
     model = fsdp.FullyShardedDataParallel(nn.Sequential(*blocks))
     calls.clear()
     model(torch.zeros(1, 16, 16)).sum().backward()
