@@ -61,8 +61,9 @@ def test_a_wrong_field_is_found():
 
 def test_image_has_the_script_and_the_tested_torch():
     commands = (ROOT / "kubernetes" / "Dockerfile").read_text()
-    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
-    assert f"FROM pytorch/pytorch:{pins['torch']}-cuda" in commands
+    pin = re.search(r"^torch==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    # Where the newest torch is tried, none is pinned.
+    assert not pin or f"FROM pytorch/pytorch:{pin[1]}-cuda" in commands
     _, job = check(MANIFEST)
     script = job["spec"]["trainer"]["command"][1]
     copied = next(line.split()[1:-1] for line in commands.splitlines() if line[:5] == "COPY ")

@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from helpers import PLAIN_SGD, SHORT_GPT, SHORT_VAL, SIGNAL, VAL_CHUNKS, gpt_config, patched
 from test_gpt_sharded import FLOAT64
 from test_tokens import prepare
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from gpt.llama import GPT
 from tools.launch.snapshots import load_gpt, max_abs_diff, write_text
@@ -90,8 +93,13 @@ def test_exported(shell, monkeypatch, n_kv_head):
 def test_weights():
     """As many as Llama has, and small where they add to the residual stream."""
     model = GPT(gpt_config(2, 4, 96, 8, n_kv_head=2), 300)
+    flops_per_token = model.flops_per_token
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))  # what init_weights draws is sharded
     model.init_weights(seed=0)
-    for name, weight in model.named_parameters():
+    dist.destroy_process_group()
+    for name, parameter in model.named_parameters():
+        weight = parameter.to_local()
         if "norm" in name:
             assert torch.equal(weight, torch.ones(96))
         else:
@@ -99,4 +107,4 @@ def test_weights():
             assert weight.std().item() == pytest.approx(0.01 if added else 0.02, rel=0.05)
     attention = (2 * 96 + 2 * 48) * 96  # queries and outputs; keys and values
     num_params = 2 * (attention + 3 * 256 * 96 + 2 * 96) + 96 + 384 * 96
-    assert model.flops_per_token == 6 * num_params + 12 * 2 * 96 * 8
+    assert flops_per_token == 6 * num_params + 12 * 2 * 96 * 8

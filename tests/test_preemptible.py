@@ -299,7 +299,8 @@ def test_resumed_by_each_stage(shell):
             options += " --save_every_steps 5"
         script = patch(shell, setup + (SIGNAL if stop else ""), name)
         job = shell.ranks(f"{script} {options}", ranks, SIGNAL=str(signum), SIGNAL_AT=at)
-        assert job.wait() == {0: 0, 9: -9, 15: 1}[signum], job.output
+        # Where one rank is killed, the other may get SIGTERM.
+        assert job.wait() in {0: [0], 9: [-9, -15], 15: [1]}[signum], job.output
         if saved:
             snapshot = load(shell.folder / "snapshot.pt")
             assert (snapshot["epochs_run"], snapshot.get("samples_run", 0)) == saved, job.output

@@ -20,7 +20,7 @@ WHOLE = (
 )
 START = [Step(None, file, 0) for file in WHOLE]
 DOCUMENTED = START + ALL
-MAX_UNIT_LINES = 60  # a class up to this length is one unit
+MAX_UNIT_LINES = 75  # a class up to this length is one unit
 MAX_REMOVED_LINES = 12  # of a unit that a step drops whole: of a longer one, the first is shown
 CONTEXT_LINES = 2  # unchanged ones around a changed one
 

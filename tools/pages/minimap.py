@@ -12,14 +12,14 @@ from tools.pages.picture import Picture, short
 from tools.steps import GPT, ROOT, STEPS, changed_lines
 
 STYLE = """<style>
-text { font: 13px system-ui, sans-serif; fill: #1f2328 } .size { fill: #59636e }
+text { font: 12px system-ui, sans-serif; fill: #1f2328 } .size { fill: #59636e }
 path { stroke: #b6bcc6 } .added { stroke: #1a7f37 } .removed { stroke: #cf222e; stroke-width: 3 }
 @media (prefers-color-scheme: dark) {
   text { fill: #e6edf3 } .size { fill: #9198a1 }
   path { stroke: #4b535d } .added { stroke: #3fb950 } .removed { stroke: #f85149 }
 }
 </style>"""
-WIDTH, LEFT, TOP, HEIGHT = 128, 6, 40, 270  # of a column, in pixels; a character is one
+WIDTH, LEFT, TOP, HEIGHT = 116, 6, 40, 270  # of a column, in pixels; a character is one
 
 
 def read(file):
