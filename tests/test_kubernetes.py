@@ -1,5 +1,6 @@
 """The manifest for Kubernetes: its fields are those of the API, and its command trains."""
 
+import re
 import shlex
 
 import pytest
