@@ -221,9 +221,16 @@ class Terminal:
         assert self.status() == status, self.read()
 
     def interrupt(self):
-        if self.is_busy():
+        """Presses Ctrl-C; again where a log is followed, since the first may come too early."""
+        while self.is_busy():
             self.bash.sendintr()
+            if not self.follows_log():
+                break
+            time.sleep(1)
         return self.status()
+
+    def follows_log(self):
+        return re.match(r".*tail -n \+1", self.read())
 
 
 class Reader:
@@ -292,7 +299,7 @@ class Reader:
         """Returns a terminal to type into; a log that is followed there is left."""
         for number in range(len(self.terminals) + 1):
             terminal = self.terminal(number)
-            if re.match(r".*tail -n \+1", terminal.read()):
+            if terminal.follows_log():
                 terminal.interrupt()
             if not terminal.is_busy():
                 return terminal
