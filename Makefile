@@ -17,7 +17,7 @@ run: .venv/run  ## train with every stage in turn
 test: .venv/dev  ## run the tests; without Slurm installed, its tests are skipped, and say so
 	pytest $(PYTEST_ARGS)
 
-check: .venv/dev  ## judge a script of yours: make check STAGE=multigpu FILE=my_multigpu.py
+check: .venv/run  ## judge a script of yours: make check STAGE=multigpu FILE=my_multigpu.py
 	@python -m tools.judge.check $(STAGE) '$(FILE)' $(if $(TASK),--task '$(TASK)')
 
 long: .venv/dev  ## run the tests that take long: each faulty file judged, kills at random, memory
@@ -63,10 +63,10 @@ bench: .venv/bench  ## compare the speed with a bare loop, raw DDP, Accelerate a
 	python -m pip install --disable-pip-version-check -r bench/requirements.txt -c constraints.txt
 	@touch $@
 
-# Apart from the rest, since it is large and has pins of its own: the schema of slurm/aws-cluster.yaml.
-.venv/aws: constraints.txt | .venv/bin/python
+# Apart from the rest, since it is large and wants older packages: the schema of slurm/aws-cluster.yaml.
+.venv/aws: requirements-aws.txt | .venv/bin/python
 	python -m venv $@
-	$@/bin/python -m pip install --disable-pip-version-check aws-parallelcluster -c constraints.txt
+	$@/bin/python -m pip install --disable-pip-version-check -r requirements-aws.txt
 	@touch $@
 
 .PHONY: help run test check long docs lint cascade bench chaos

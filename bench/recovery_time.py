@@ -24,8 +24,8 @@ from torch.distributed import TCPStore
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT))
+from tools.launch.processes import environments  # noqa: E402
 from tools.pages.charts import draw  # noqa: E402
-from tools.processes import environments  # noqa: E402
 
 TIMEOUT_S = 300
 # Runs a script in a process that tells what it has done so far. What each phase ends with is what

@@ -3,7 +3,9 @@ import sys
 
 import pytest
 import torch
-from helpers import ROOT, Shell
+
+from tools.launch.jobs import Shell
+from tools.steps import ROOT
 
 
 @pytest.fixture

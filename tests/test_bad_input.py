@@ -13,22 +13,21 @@ import sys
 import pytest
 import torch
 from helpers import (
-    ROOT,
     SCRIPTS,
     SHORT_GPT,
     SHORT_VAL,
     VAL_CHUNKS,
     documented_error,
-    load,
     patched,
-    pretend_gpus,
     start_stage,
-    write_text,
 )
 from test_gpt import TINY
 
 import singlegpu
 from tools import steps
+from tools.launch.jobs import pretend_gpus
+from tools.launch.snapshots import load, write_text
+from tools.steps import ROOT
 
 RECIPES = [step.file for step in steps.RECIPES + steps.BY_HAND + steps.GPT]
 TP_SIZE = "--tp_size must be 1 or more, and divide both --n_head and --context"

@@ -5,7 +5,10 @@ import statistics
 import sys
 
 import pytest
-from helpers import MEASURE_MEMORY, ROOT, load, max_abs_diff, patched
+from helpers import MEASURE_MEMORY, patched
+
+from tools.launch.snapshots import load, max_abs_diff
+from tools.steps import ROOT
 
 sys.path.insert(0, str(ROOT / "bench"))
 from overlap import FORMS, source

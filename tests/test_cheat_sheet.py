@@ -2,8 +2,10 @@
 
 import re
 
-from helpers import ROOT, needs_slurm
+from helpers import needs_slurm
 from test_path import Terminal
+
+from tools.steps import ROOT
 
 PAGE = (ROOT / "docs" / "cheat_sheet.md").read_text()
 # The first cell of a row: a command, and ° if this cluster lacks what it needs.

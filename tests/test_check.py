@@ -5,13 +5,17 @@ import subprocess
 import sys
 import time
 
-import helpers
 import pytest
-from helpers import ROOT
+from helpers import NIGHTLY
 
-from tools.judge.check import STAGES, Judge, WrongError, explanation, judge, load_task, toy_task
+from tools.judge.check import load_task
+from tools.judge.checks import Judge, explanation, judge, toy_task
 from tools.judge.faults import FAULTS, Fault
-from tools.processes import environments
+from tools.judge.run import WrongError
+from tools.judge.stages import STAGES
+from tools.launch.jobs import TIMEOUT_S, TimeLimit
+from tools.launch.processes import environments
+from tools.steps import ROOT
 
 TASK = """
 import torch
@@ -112,7 +116,7 @@ def test_names_the_fault(tmp_path, check, edits, message):
     ids=["averaged twice", "hangs"],
 )
 def test_names_the_fault_of_several(tmp_path, monkeypatch, check, after, message):
-    monkeypatch.setattr("tools.judge.check.time_of_import", lambda: 0)  # on a quiet machine
+    monkeypatch.setattr("tools.launch.jobs.time_of_import", lambda: 0)  # on a quiet machine
     judge = judge_of(tmp_path, BACKWARD, after + BACKWARD, stage="multigpu_torchrun")
     with pytest.raises(WrongError, match=message):
         getattr(judge, f"check_{check}")()
@@ -133,9 +137,9 @@ def left_over(folder):
 
 
 def wait_for_processes(folder, count):
-    deadline = time.monotonic() + helpers.TIMEOUT_S
+    limit = TimeLimit()
     while len(left_over(folder)) != count:
-        assert time.monotonic() < deadline, left_over(folder)
+        assert not limit.passed(), left_over(folder)
         time.sleep(0.01)
 
 
@@ -154,7 +158,7 @@ def test_sigterm_leaves_no_process_behind(tmp_path, monkeypatch):
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         wait_for_processes(tmp_path, 2)  # the script and its child
         process.send_signal(signal.SIGTERM)
-        assert process.communicate(timeout=helpers.TIMEOUT_S)[1] == "ended by SIGTERM\n"
+        assert process.communicate(timeout=TIMEOUT_S)[1] == "ended by SIGTERM\n"
     assert not left_over(tmp_path)
 
 
@@ -175,7 +179,7 @@ def test_bad_task(tmp_path, source, message):
 
 def after(number, params):
     """Leaves all but the first ones to the night."""
-    late = [pytest.param(param, marks=helpers.NIGHTLY) for param in params[number:]]
+    late = [pytest.param(param, marks=NIGHTLY) for param in params[number:]]
     return [*params[:number], *late]
 
 

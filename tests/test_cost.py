@@ -6,7 +6,9 @@ import subprocess
 import sys
 
 import pytest
-from helpers import ROOT, needs_slurm
+from helpers import needs_slurm
+
+from tools.steps import ROOT
 
 sys.path.insert(0, str(ROOT / "bench"))
 import formula

@@ -15,9 +15,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from helpers import ROOT, documented_errors
+from helpers import documented_errors
 
 from tools import steps
+from tools.steps import ROOT
 
 BROWSER = next(filter(None, map(shutil.which, ["chromium", "google-chrome"])), None)
 needs_browser = pytest.mark.skipif(

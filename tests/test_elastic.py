@@ -14,12 +14,8 @@ from helpers import (
     DROPOUT,
     KILL,
     LOG_LOSSES,
-    TIMEOUT_S,
     documented_error,
-    free_port,
-    load,
     logged_losses,
-    max_abs_diff,
     patched,
     position,
     reference_run,
@@ -28,6 +24,8 @@ from helpers import (
 
 import elastic_ddp
 import singlegpu
+from tools.launch.jobs import TIMEOUT_S, free_port
+from tools.launch.snapshots import load, max_abs_diff
 
 SCRIPT = "elastic_ddp.py"
 OWN_DISKS = "recipes/own_disks.py"

@@ -6,10 +6,12 @@ import re
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import PLAIN_SGD, SIGNAL, free_port, load_gpt, max_abs_diff, patched, write_text
+from helpers import PLAIN_SGD, SIGNAL, patched
 from safetensors.torch import load_file, save_file
 
 from gpt import finetune, finetune_chat
+from tools.launch.jobs import free_port
+from tools.launch.snapshots import load_gpt, max_abs_diff, write_text
 
 BATCH_SIZE, STEPS, CONTEXT = 12, 15, 8
 CHAT_TEMPLATE = (

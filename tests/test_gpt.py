@@ -20,15 +20,12 @@ from helpers import (
     VAL_CHUNKS,
     equal_snapshots,
     gpt_config,
-    load,
-    load_gpt,
     logged_losses,
-    max_abs_diff,
     patched,
-    write_text,
 )
 from torch.nn import functional
 
+from tools.launch.snapshots import load, load_gpt, max_abs_diff, write_text
 from tools.steps import GPT
 
 OTHER_DATA = ("gpt/finetune.py", "gpt/finetune_chat.py", "gpt/tokens.py", "gpt/llama.py")

@@ -14,19 +14,17 @@ from helpers import (
     MEASURE_MEMORY,
     NIGHTLY,
     PLAIN_SGD,
-    ROOT,
     SHORT_GPT,
     SHORT_VAL,
     SIGNAL,
     VAL_CHUNKS,
     equal_snapshots,
-    load,
-    load_gpt,
     long,
-    max_abs_diff,
     patched,
-    write_text,
 )
+
+from tools.launch.snapshots import load, load_gpt, max_abs_diff, write_text
+from tools.steps import ROOT
 
 BATCH_SIZE = 12  # of all ranks together, on 1, 2, 3 or 4
 STEPS = 20  # per epoch

@@ -9,7 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import ROOT, gpt_config
+from helpers import gpt_config
+
+from tools.steps import ROOT
 
 sys.path.insert(0, str(ROOT / "bench"))
 import gpu

@@ -5,23 +5,15 @@ import signal
 
 import pytest
 import torch
-from helpers import (
-    SCRIPTS,
-    SHORT_GPT,
-    SHORT_VAL,
-    VAL_CHUNKS,
-    load_gpt,
-    long,
-    patched,
-    pretend_gpus,
-    write_text,
-)
+from helpers import SCRIPTS, SHORT_GPT, SHORT_VAL, VAL_CHUNKS, long, patched
 from test_finetune import make_model, write_chats
 from test_gpt import OPTIONS as GPT_OPTIONS
 from test_gpt import TINY
 from test_tokens import save_tokenizer
 
 from tools.judge.faults import FAULTS
+from tools.launch.jobs import pretend_gpus
+from tools.launch.snapshots import load_gpt, write_text
 from tools.steps import ALL
 
 NAMES = ["singlegpu.py", *(step.file for step in ALL if step.file.endswith(".py"))]

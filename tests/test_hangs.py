@@ -8,9 +8,11 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import ROOT, documented_error, needs_slurm
+from helpers import documented_error, needs_slurm
 from test_path import Terminal, agrees
 from torch import nn
+
+from tools.steps import ROOT
 
 # Two scripts that do no more than is needed here, since torch takes its time to start as it is.
 INIT = """import torch.distributed as dist

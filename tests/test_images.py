@@ -5,10 +5,12 @@ import signal
 
 import pytest
 import torch
-from helpers import ROOT, equal_snapshots, load, patched
+from helpers import equal_snapshots, patched
 from torch import nn
 
 from recipes.images import RandomShift
+from tools.launch.snapshots import load
+from tools.steps import ROOT
 
 SCRIPT = "recipes/images.py"
 PAGE = (ROOT / "docs/recipes/images.md").read_text()

@@ -1,14 +1,19 @@
 """The manifest for Kubernetes: its fields are those of the API, and its command trains."""
 
+import re
 import shlex
 
 import pytest
 import yaml
-from helpers import ROOT, free_port, max_abs_diff, reference_run, weights_and_momentum
+from helpers import reference_run, weights_and_momentum
 from kubeflow_trainer_api.models.io_k8s_api_core_v1_persistent_volume_claim import (
     IoK8sApiCoreV1PersistentVolumeClaim,
 )
 from kubeflow_trainer_api.models.trainer_v1alpha1_train_job import TrainerV1alpha1TrainJob
+
+from tools.launch.jobs import free_port
+from tools.launch.snapshots import max_abs_diff
+from tools.steps import ROOT
 
 MANIFEST = (ROOT / "kubernetes" / "multinode.yaml").read_text()
 KINDS = {
@@ -57,8 +62,9 @@ def test_a_wrong_field_is_found():
 
 def test_image_has_the_script_and_the_tested_torch():
     commands = (ROOT / "kubernetes" / "Dockerfile").read_text()
-    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
-    assert f"FROM pytorch/pytorch:{pins['torch']}-cuda" in commands
+    pin = re.search(r"^torch==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    # Where the newest torch is tried, none is pinned.
+    assert not pin or f"FROM pytorch/pytorch:{pin[1]}-cuda" in commands
     _, job = check(MANIFEST)
     script = job["spec"]["trainer"]["command"][1]
     copied = next(line.split()[1:-1] for line in commands.splitlines() if line[:5] == "COPY ")

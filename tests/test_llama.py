@@ -6,25 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import (
-    PLAIN_SGD,
-    ROOT,
-    SHORT_GPT,
-    SHORT_VAL,
-    SIGNAL,
-    VAL_CHUNKS,
-    gpt_config,
-    load_gpt,
-    max_abs_diff,
-    patched,
-    write_text,
-)
+from helpers import PLAIN_SGD, SHORT_GPT, SHORT_VAL, SIGNAL, VAL_CHUNKS, gpt_config, patched
 from test_gpt_sharded import FLOAT64
 from test_tokens import prepare
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from gpt.llama import GPT
+from tools.launch.snapshots import load_gpt, max_abs_diff, write_text
+from tools.steps import ROOT
 
 CONTEXT = 8
 BATCH_SIZE = 12  # of all ranks together

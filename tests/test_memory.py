@@ -4,7 +4,9 @@ import sys
 
 import pytest
 import torch
-from helpers import ROOT, gpt_config
+from helpers import gpt_config
+
+from tools.steps import ROOT
 
 sys.path.insert(0, str(ROOT / "bench"))
 import memory

@@ -6,7 +6,8 @@ import sys
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-from helpers import ROOT
+
+from tools.steps import ROOT
 
 PICTURES = sorted((ROOT / "docs" / "assets").rglob("*.svg"))
 

@@ -13,9 +13,7 @@ from helpers import (
     LOG_LOSSES,
     SIGNAL,
     assert_equal,
-    load,
     logged_losses,
-    max_abs_diff,
     patched,
     position,
     reference_run,
@@ -24,6 +22,7 @@ from helpers import (
 
 import singlegpu
 from resumable import ResumableSampler
+from tools.launch.snapshots import load, max_abs_diff
 
 RESUMABLE = "resumable.py"
 SCRIPT = "preemptible.py"

@@ -9,9 +9,12 @@ import threading
 
 import pytest
 import torch
-from helpers import ROOT, TIMEOUT_S, load, reference_run
+from helpers import reference_run
 
 import singlegpu
+from tools.launch.jobs import TIMEOUT_S
+from tools.launch.snapshots import load
+from tools.steps import ROOT
 
 PLACEHOLDER = "https://example.com/toy.pth"  # the address on the page
 

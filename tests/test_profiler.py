@@ -5,7 +5,10 @@ import re
 import subprocess
 
 import pytest
-from helpers import ROOT, max_abs_diff, weights_and_momentum
+from helpers import weights_and_momentum
+
+from tools.launch.snapshots import max_abs_diff
+from tools.steps import ROOT
 
 
 def events(trace):

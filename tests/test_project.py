@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import ROOT
 
 from tools import steps
+from tools.steps import ROOT
 
 RECIPES = steps.RECIPES + steps.PREEMPTIBLE_RECIPES + steps.ELASTIC_RECIPES
 SCRIPT_STEPS = steps.STEPS + RECIPES + steps.BY_HAND + steps.GPT

@@ -7,19 +7,12 @@ import time
 
 import pytest
 import torch
-from helpers import (
-    MEASURE_MEMORY,
-    equal_snapshots,
-    load,
-    max_abs_diff,
-    patched,
-    reference_run,
-    weights_and_momentum,
-)
+from helpers import MEASURE_MEMORY, equal_snapshots, patched, reference_run, weights_and_momentum
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
 import singlegpu
+from tools.launch.snapshots import load, max_abs_diff
 from tools.steps import BY_HAND, RECIPES
 
 NAMES = [step.file for step in RECIPES + BY_HAND]

@@ -10,18 +10,15 @@ import time
 
 import pytest
 import torch
-from helpers import (
-    ROOT,
-    TIMEOUT_S,
-    free_port,
-    max_abs_diff,
-    patched,
-    reference_run,
-    weights_and_momentum,
-)
+from helpers import patched, reference_run, weights_and_momentum
+
+from tools.launch.jobs import TIMEOUT_S, TimeLimit, free_port
+from tools.launch.snapshots import max_abs_diff
+from tools.steps import ROOT
 
 # Each process writes down each step that it has completed: when it began, where it ended, and in
-# which group. Steps take 10 ms until the file `calm` exists.
+# which group. Until the file `calm` exists, steps get slower from epoch to epoch: however long a
+# process takes to start, the training does not end before it has joined.
 RECORD = """
 import json
 torch.set_default_dtype(torch.float64)
@@ -29,7 +26,7 @@ record = open(f"{os.getpid()}.steps", "w", buffering=1)
 run_batch = script.Trainer._run_batch
 def run_and_record(self, inputs, targets):
     if not os.path.exists("calm"):
-        time.sleep(0.01)
+        time.sleep(0.01 + 0.001 * min(self.epochs_run, 40) ** 2)
     began = time.time()
     run_batch(self, inputs, targets)
     position = (self.epochs_run, self.samples_run)
@@ -62,9 +59,9 @@ class Training:
         self.coordinator = shell.start(
             f"exec python recipes/coordinator.py localhost:{self.port} {patience}"
         )
-        deadline = time.monotonic() + TIMEOUT_S
+        limit = TimeLimit()
         while not self.coordinator_listens():
-            assert time.monotonic() < deadline, self.coordinator.output
+            assert not limit.passed(), self.coordinator.output
             time.sleep(0.05)
         self.refuses_strangers()
         self.processes = []
@@ -104,11 +101,9 @@ class Training:
 
     def wait_for_group(self, size):
         """Waits until a step is completed in a group of so many processes."""
-        deadline = time.monotonic() + TIMEOUT_S
-        while True:
-            if max(self.last_steps(), default=[None])[-1] == size:
-                return
-            assert time.monotonic() < deadline, self.processes[0].output
+        limit = TimeLimit()
+        while max(self.last_steps(), default=[None])[-1] != size:
+            assert not limit.passed(), self.processes[0].output
             time.sleep(0.02)
 
     def ends(self):

@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import NIGHTLY, ROOT, needs_slurm
+from helpers import NIGHTLY, needs_slurm
+
+from tools.steps import ROOT
 
 LONG = [pytest.mark.long]
 WITH_BENCH = pytest.mark.skipif(

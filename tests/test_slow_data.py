@@ -10,10 +10,12 @@ import zlib
 
 import pytest
 import torch
-from helpers import ROOT, load, max_abs_diff, needs_slurm, patched
+from helpers import needs_slurm, patched
 from torch.utils.data import DataLoader
 
 import singlegpu
+from tools.launch.snapshots import load, max_abs_diff
+from tools.steps import ROOT
 
 PAGE = (ROOT / "docs" / "slow_data.md").read_text()
 ZIPPED, SAMPLES, STREAM = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)

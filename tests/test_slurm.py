@@ -13,9 +13,7 @@ from pathlib import Path
 import pytest
 from helpers import (
     NIGHTLY,
-    ROOT,
     documented_error,
-    max_abs_diff,
     needs_slurm,
     patched,
     reference_run,
@@ -23,6 +21,9 @@ from helpers import (
     weights_and_momentum,
 )
 from torch.distributed.launcher.api import LaunchConfig
+
+from tools.launch.snapshots import max_abs_diff
+from tools.steps import ROOT
 
 pytestmark = needs_slurm
 # One write a line: the processes share a pipe.

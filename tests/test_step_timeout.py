@@ -5,14 +5,9 @@ import re
 import signal
 
 import pytest
-from helpers import (
-    ROOT,
-    assert_equal,
-    needs_slurm,
-    patched,
-    position,
-    snippet,
-)
+from helpers import assert_equal, needs_slurm, patched, position, snippet
+
+from tools.steps import ROOT
 
 SCRIPT = "recipes/step_timeout.py"
 # Rank 0 waits for data forever as soon as there is a file `no_data`; and nobody waits for long.

@@ -6,11 +6,13 @@ import subprocess
 import sys
 
 import torch
-from helpers import ROOT, SHORT_GPT, SIGNAL, gpt_config, load_gpt, patched
+from helpers import SHORT_GPT, SIGNAL, gpt_config, patched
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.nn.functional import cross_entropy
 
 from gpt.tokens import GPT, TextDataset, next_token_loss
+from tools.launch.snapshots import load_gpt
+from tools.steps import ROOT
 
 TINY = "--n_layer 1 --n_head 1 --n_embd 16"
 END = "<|endoftext|>"

@@ -9,11 +9,8 @@ import pexpect
 import pytest
 import torch
 from helpers import (
-    ROOT,
     SCRIPTS,
     documented_error,
-    load,
-    max_abs_diff,
     patched,
     reference_run,
     start_stage,
@@ -22,6 +19,8 @@ from helpers import (
 from torch import nn
 
 import singlegpu
+from tools.launch.snapshots import load, max_abs_diff
+from tools.steps import ROOT
 
 
 def test_interrupted_is_uninterrupted_in_every_stage(shell, monkeypatch):

@@ -4,9 +4,11 @@ import re
 
 import pytest
 import torch
-from helpers import ROOT, load, max_abs_diff, patched
+from helpers import patched
 
 from recipes.verify import digest
+from tools.launch.snapshots import load, max_abs_diff
+from tools.steps import ROOT
 
 # Does something in the step that is counted from 1, before it.
 AT_STEP = """

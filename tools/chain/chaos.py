@@ -24,7 +24,7 @@ from pathlib import Path
 
 import torch
 
-from tools.processes import environments
+from tools.launch.processes import environments
 from tools.steps import ROOT
 
 POSITION = re.compile(r"epoch (\d+) \+ (\d+) samples")

@@ -9,16 +9,13 @@ picked free. --no-slurm leaves out the job on a pocket cluster at the end.
 import argparse
 import os
 import re
-import shlex
 import shutil
-import signal
-import socket
-import subprocess
 import sys
-import threading
+import time
 
 import torch
 
+from tools.launch.jobs import Job, free_port
 from tools.pages.charts import draw, read_elastic
 from tools.steps import ROOT, STEPS, changed_lines
 
@@ -37,56 +34,36 @@ def which(tool):
     return shutil.which(tool, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
 
 
-def free_port():
-    with socket.create_server(("localhost", 0)) as server:
-        return server.getsockname()[1]
-
-
 def run(*commands, show=".", kill_at=None):
     """Runs the commands side by side; returns what they print, and stops if one of them fails.
 
     A command may begin with NAME=value, as in a shell. `show`, a regular expression, picks the
     lines to print; at the first with `kill_at` in it, the last command is killed.
     """
-    lines = []
-    processes = []
-    threads = []
-    killed = []
-
-    def echo(pipe, prefix):
-        for line in pipe:
-            if re.search(show, line):
-                print(prefix + line, end="", flush=True)
-            lines.append(line)
-            if kill_at and kill_at in line and not killed:
-                killed.append(processes[-1])
-                print(f"node {len(processes) - 1}: is killed now", flush=True)
-                kill(processes[-1].pid)
-
+    jobs = []
     for number, command in enumerate(commands):
         prefix = f"node {number}: " if len(commands) > 1 else ""
         print(f"{prefix}$ {command}", flush=True)
-        process = subprocess.Popen(
-            ["env", *shlex.split(command)],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        processes.append(process)
-        threads.append(threading.Thread(target=echo, args=(process.stdout, prefix)))
-        threads[-1].start()
-    for thread in threads:
-        thread.join()
-    if any([process.wait() for process in processes if process not in killed]):
+        jobs.append(Job(command, ROOT, {}, log=FOLDER / f"node_{number}.log"))
+    shown = [0] * len(jobs)  # lines of each
+    killed = None
+    running = True
+    while running:
+        running = any(job.status() is None for job in jobs)
+        for number, job in enumerate(jobs):
+            lines = [line for line in job.output.splitlines(True) if line.endswith("\n")]
+            for line in lines[shown[number] :]:
+                if re.search(show, line):
+                    print(f"node {number}: {line}" if len(jobs) > 1 else line, end="", flush=True)
+                if kill_at and kill_at in line and not killed:
+                    killed = jobs[-1]
+                    print(f"node {len(jobs) - 1}: is killed now", flush=True)
+                    killed.end()
+            shown[number] = len(lines)
+        time.sleep(0.01)
+    if any(job.status() for job in jobs if job is not killed):
         sys.exit("the last command failed: see its output above")
-    return "".join(lines)
-
-
-def kill(pid):
-    for child in subprocess.run(["pgrep", "-P", str(pid)], capture_output=True).stdout.split():
-        kill(int(child))
-    os.kill(pid, signal.SIGKILL)
+    return "".join(job.output for job in jobs)
 
 
 def commands(script, gpus, epochs):

@@ -8,33 +8,26 @@ import tempfile
 from importlib import import_module
 from pathlib import Path
 
-import torch
-from torch.distributed import TCPStore
-from torch.multiprocessing import start_processes
+from tools.launch.jobs import Shell
+from tools.steps import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
 FOLDER = Path(sys.argv[1] if sys.argv[1:] else ROOT / "docs" / "assets").resolve()
 RANKS, BLOCKS, CONTEXT, BATCH_SIZE = 4, 4, 16, 8  # the batch is that of all ranks together
 
 
 def run(function, *args, world_size=RANKS):
     """Returns what the function returns on each rank; it runs in a folder that is removed."""
-    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    module = sys.modules[function.__module__].__spec__.name
     with tempfile.TemporaryDirectory() as folder:
-        arguments = (folder, store.port, world_size, function, args)
-        start_processes(_run_rank, arguments, world_size, start_method="fork")
+        script = Path(folder, "rank.py")
+        script.write_text(
+            f"import json, os, sys\nsys.path.insert(0, {str(ROOT)!r})\n"
+            f"from {module} import {function.__name__}\n"
+            f"result = {function.__name__}(*{args!r})\n"
+            "open(f\"{os.environ['RANK']}.json\", 'w').write(json.dumps(result))\n"
+        )
+        Shell(Path(folder)).ranks(str(script), world_size).succeeds()
         return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(world_size)]
-
-
-def _run_rank(rank, folder, port, world_size, function, args):
-    # The variables that torchrun sets.
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
-    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-    os.environ |= {"LOCAL_WORLD_SIZE": str(world_size), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    os.chdir(folder)
-    torch.set_num_threads(1)
-    Path(f"{rank}.json").write_text(json.dumps(function(*args)))
 
 
 def load(name):

@@ -1,0 +1,102 @@
+"""What `make check` can judge: the checks of each script, how it starts, and what is right.
+
+Without torch, so that a wrong argument is named at once.
+"""
+
+from typing import NamedTuple
+
+EPOCHS = 3
+CHUNKS = 12 * 16  # of the text for a GPT, to train on; its steps are no multiple of ten
+GPT_OPTIONS = "--batch_size 8 --n_layer 4 --n_head 2 --n_embd 32 --context 8 --text text"
+VAL_CHUNKS = 16  # a whole batch, since a pipeline takes no other
+GPT_OPTIONS += f" --val_tokens {8 * VAL_CHUNKS}"
+PYTHON = ("python",)
+TORCHRUN = ("torchrun --standalone --nproc_per_node=2",)
+RESTARTING = (f"{TORCHRUN[0]} --max-restarts=1",)
+NODE = (
+    "torchrun --nnodes={} --nproc_per_node=1 --rdzv_backend=c10d"
+    " --rdzv_endpoint=localhost:{{port}} --rdzv_conf=last_call_timeout=1,keep_alive_interval=1,"
+)
+NODES = (NODE.format("2") + "is_host=1", NODE.format("2") + "is_host=0")
+ELASTIC = (
+    NODE.format("1:2 --max-restarts=3") + "is_host=1",
+    "LAST_NODE=1 " + NODE.format("1:2 --max-restarts=3") + "is_host=0",
+)
+
+
+class Stage(NamedTuple):
+    checks: str
+    launchers: tuple = NODES
+    options: str = "--batch_size 24"  # the last batch of an epoch is smaller
+    processes: int = 2
+    batch: int = 48  # of all processes together
+    max_diff: float = 1e-4  # of the weights; rounding in float32 gives 1e-6
+    own_weights: bool = False  # each rank begins with others: the script must broadcast rank 0's
+    reference: str = ""  # the file whose weights on one process are right, if no plain loop's
+
+    @property
+    def saves_steps(self):
+        """Whether it saves within an epoch."""
+        return bool({"steps", "signal"} & {*self.checks.split()})
+
+
+ONE = "starts batch samples order weights loss save log snapshot seed resume previous"
+SEVERAL = ONE.replace("starts", "starts processes")
+MULTINODE = Stage(f"{SEVERAL} gpus device restart disks")
+SIGNALS = f"{SEVERAL} gpus device restart signal"
+FSDP = Stage(  # resume: see signal
+    "starts processes batch samples order weights loss log device signal sharded",
+    options=GPT_OPTIONS,
+    batch=16,
+    max_diff=1e-9,  # in float64
+    reference="gpt/pretrain.py",
+)
+WHOLE = FSDP.checks.replace(" sharded", "")
+DDP = f"{WHOLE} save"
+SPLIT = FSDP._replace(checks="starts processes weights loss log device signal")
+STAGES = {
+    "singlegpu": Stage(f"{ONE} device", PYTHON, "--batch_size 48", 1),
+    "multigpu": Stage(f"{SEVERAL} gpus device", PYTHON),
+    "multigpu_torchrun": Stage(f"{SEVERAL} gpus device restart", TORCHRUN),
+    "multinode": MULTINODE,
+    "resumable": MULTINODE._replace(checks=f"{SEVERAL} gpus device restart steps disks"),
+    "preemptible": MULTINODE._replace(checks=f"{SIGNALS} disks"),
+    "elastic_ddp": Stage(f"{SIGNALS} newest node", ELASTIC, "--global_batch_size 65", batch=65),
+    "recipes/gradient_accumulation": MULTINODE._replace(
+        options="--batch_size 8 --global_batch_size 48"
+    ),
+    "recipes/mixed_precision": MULTINODE._replace(max_diff=0.02),
+    "recipes/profiler": MULTINODE,
+    "recipes/tensorboard_logging": MULTINODE,
+    "by_hand/ddp": Stage(f"{SEVERAL} gpus device restart", TORCHRUN, own_weights=True),
+    "gpt/schedule": FSDP._replace(checks=DDP),
+    "gpt/pretrain": FSDP._replace(checks=DDP),
+    "gpt/dcp": FSDP._replace(checks=WHOLE),
+    "gpt/fsdp": FSDP,
+    "gpt/accumulate": FSDP._replace(options=f"{GPT_OPTIONS} --micro_batch_size 3"),
+    "gpt/async_save": FSDP,
+    "gpt/tensor_parallel": SPLIT._replace(options=f"{GPT_OPTIONS} --tp_size 2 --batch_size 16"),
+    "gpt/pipeline_parallel": SPLIT._replace(
+        options=f"{GPT_OPTIONS} --pp_size 2 --micro_batches 4 --batch_size 16"
+    ),
+    "gpt/context_parallel": SPLIT._replace(options=f"{GPT_OPTIONS} --cp_size 2 --batch_size 16"),
+    "gpt/three_d": SPLIT._replace(
+        launchers=tuple(node.replace("nproc_per_node=1", "nproc_per_node=2") for node in NODES),
+        options=f"{GPT_OPTIONS} --pp_size 2 --tp_size 2 --micro_batches 4 --batch_size 16",
+        processes=4,
+    ),
+    "gpt/moe": FSDP._replace(reference="gpt/moe.py"),
+    "gpt/expert_parallel": SPLIT._replace(reference="gpt/moe.py"),
+}
+
+
+FIRST = {"starts", "processes", "seed"}  # what must be right before anything else can be judged
+NEEDED = {
+    "weights": {"samples"},
+    "loss": {"samples", "weights"},
+    "device": {"samples", "weights", "gpus"},
+    "snapshot": {"samples"},
+    "previous": {"samples", "weights"},
+    "disks": {"signal", "steps"},
+    "newest": {"signal"},
+}

@@ -1,0 +1,268 @@
+"""Starts training scripts and waits for them: as a command, or as ranks that are forked.
+
+The tests, the judge of `make check`, `make run` and the pages' pictures start ranks by this alone.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+from tools.launch import forked
+from tools.launch.processes import environments
+from tools.steps import ROOT
+
+PRETEND_GPUS = ROOT / "tools" / "launch" / "pretend_gpus"
+SCRIPT_PATH = r"((recipes|by_hand|gpt)/)?\w+\.py"
+TIMEOUT_S = float(os.environ.get("TIMEOUT_S", 180))  # of a wait, on a machine that is not busy
+QUIET_IMPORT_S = 3  # in which torch is imported on such a machine, or faster
+
+
+def time_of_import():
+    """Returns how many seconds the import of torch takes now: many where the machine is busy."""
+    start = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import torch"], check=True, timeout=3600)
+    return time.monotonic() - start
+
+
+class TimeLimit:
+    """A number of seconds, and n times as many on a machine that is n times as slow as usual."""
+
+    def __init__(self, seconds=None):
+        self.seconds = seconds or TIMEOUT_S
+        self.limit = self.seconds
+        self.import_s = 0.0
+        self.restart()
+
+    def restart(self):
+        self.start = time.monotonic()
+
+    def seconds_passed(self):
+        return time.monotonic() - self.start
+
+    def passed(self):
+        """Returns whether the time is over; near the limit, looks how busy the machine is."""
+        if self.seconds_passed() < self.limit:
+            return False
+        self.import_s = time_of_import()
+        limit = self.seconds * max(1, self.import_s / QUIET_IMPORT_S)
+        if limit <= self.limit:
+            return True
+        self.limit = limit
+        return False
+
+
+def free_port():
+    with socket.create_server(("localhost", 0)) as server:
+        return server.getsockname()[1]
+
+
+def new_log(folder):
+    folder.mkdir(exist_ok=True)
+    return folder / f"{len(list(folder.glob('*.log')))}.log"
+
+
+def environment():
+    """Returns the variables of this process, without what would start a rank, and with Python."""
+    ours = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "MASTER_"))}
+    path = f"{Path(sys.executable).parent}:{ours['PATH']}"
+    return ours | {"PATH": path, "OMP_NUM_THREADS": "1"}
+
+
+class Job:
+    """A started command; `output` is what it has printed so far, on stdout and stderr."""
+
+    def __init__(self, command, folder, variables, log=None):
+        self.log = log or new_log(folder)
+        self.marker = f"TEST_JOB={uuid.uuid4()}"
+        variables = variables | dict([self.marker.split("=")])
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                # The scripts are named in the commands as a reader names them, from the root.
+                re.sub(rf"(?<=\s)({SCRIPT_PATH})\b", rf"{shlex.quote(str(ROOT))}/\1", command),
+                shell=True,
+                cwd=folder,
+                env=environment() | variables,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    @property
+    def output(self):
+        return self.log.read_text()
+
+    def status(self):
+        """Returns the exit status, or None while it runs."""
+        return self.process.poll()
+
+    def wait_for(self, text, times=1):
+        limit = TimeLimit()
+        while self.output.count(text) < times:
+            assert self.status() is None, f"ended without {text!r}:\n{self.output}"
+            assert not limit.passed(), f"no {text!r} in {limit.limit:.0f} s:\n{self.output}"
+            time.sleep(0.01)
+
+    def wait(self):
+        limit = TimeLimit()
+        while self.status() is None:
+            assert not limit.passed(), f"still running after {limit.limit:.0f} s:\n{self.output}"
+            time.sleep(0.01)
+        return self.status()
+
+    def succeeds(self):
+        assert self.wait() == 0, self.output
+        # What DDP says of every device that is no GPU of NVIDIA's, as the pretended ones.
+        output = re.sub(r".*Time stats are currently only collected for .*\n", "", self.output)
+        assert "warn" not in output.lower(), output
+        return output
+
+    def fails(self, *words):
+        """Asserts a failure, a line with all `words`, and no traceback of a script of ours."""
+        assert self.wait() not in (0, None), self.output
+        lines = self.output.splitlines()
+        assert any(all(word in line for word in words) for line in lines), self.output
+        # torchrun prints a traceback of its own; none may come from a script.
+        assert not re.search(rf'File "{ROOT}/{SCRIPT_PATH}", line', self.output), self.output
+
+    def workers(self):
+        """Returns the process ids of the ranks that this torchrun has started, by local rank."""
+        return {
+            int(variables["LOCAL_RANK"]): pid
+            for pid, variables in self.processes().items()
+            if "LOCAL_RANK" in variables
+        }
+
+    def torchrun(self):
+        """Returns the process id of this job's torchrun."""
+        (pid,) = (
+            pid
+            for pid in self.processes()
+            if b"/torchrun\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        )
+        return pid
+
+    def processes(self):
+        """Returns the environment of each process of this job, orphans included, by process id."""
+        found = {}
+        for pid, environment in environments().items():
+            variables = environment.split("\0")
+            if self.marker in variables:
+                found[pid] = dict(v.split("=", 1) for v in variables if "=" in v)
+        return found
+
+    def end(self):
+        while pids := self.processes():  # again: one may have just started another
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
+        self.process.wait(TIMEOUT_S)
+
+
+class Ranks(Job):
+    """A process for each of `folders`, with what torchrun would tell it; all print into one log.
+
+    Most of the time of a short training is the import of torch. Here a process that has done it
+    forks the ranks, for tests in which it does not matter how the ranks are started. torch._dynamo
+    is what the first optimizer of a process imports.
+    """
+
+    fork_context = multiprocessing.get_context("forkserver")
+    fork_context.set_forkserver_preload(
+        ["torch", "torch._dynamo", "torch.distributed.checkpoint", "tqdm"]
+    )
+
+    def __init__(self, command, folders, variables, full_disk_folders):
+        script, *arguments = command.split()
+        self.folders = folders
+        self.log = new_log(folders[0])
+        self.log.touch()
+        master = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
+        self.ranks = []
+        for rank, folder in enumerate(folders):
+            local_rank = folders[:rank].count(folder)
+            world = {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(len(folders)),
+                "LOCAL_RANK": str(local_rank),
+                "LOCAL_WORLD_SIZE": str(folders.count(folder)),
+                "GROUP_WORLD_SIZE": str(len(set(folders))),
+                "GROUP_RANK": str(len(set(folders[:rank])) - (local_rank > 0)),
+            }
+            folder.mkdir(exist_ok=True)
+            env = environment() | master | world | variables
+            args = (
+                str(ROOT / script),
+                arguments,
+                env,
+                folder,
+                self.log,
+                folder in full_disk_folders,
+            )
+            self.ranks.append(self.fork_context.Process(target=forked.run, args=args))
+            self.ranks[-1].start()
+
+    def status(self):
+        ended = [rank.exitcode for rank in self.ranks]
+        # As a launcher does, ends the other ranks of a machine after a failure.
+        failed = {folder for folder, code in zip(self.folders, ended, strict=True) if code}
+        for rank, folder in zip(self.ranks, self.folders, strict=True):
+            if folder in failed:
+                rank.terminate()
+        return None if None in ended else max(ended, key=abs)
+
+    def signal(self, signum):
+        """Sends every rank a signal, as torchrun does when it gets one."""
+        for rank in self.ranks:
+            os.kill(rank.pid, signum)
+
+    def end(self):
+        for rank in self.ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(rank.pid, signal.SIGKILL)  # and what it has started
+            rank.kill()
+            rank.join(TIMEOUT_S)
+        self.ranks = []
+
+
+class Shell:
+    """Starts jobs in a folder of theirs, and ends what is left of them."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.jobs = []
+
+    def start(self, command, node=".", **variables):
+        """Starts `command` in the folder of `node`; nodes share no files with one another."""
+        self.jobs.append(Job(command, self.folder / node, variables))
+        return self.jobs[-1]
+
+    def ranks(self, command, world_size=1, **variables):
+        """Starts the ranks of a script on one node, without torchrun."""
+        return self.ranks_on([self.folder] * world_size, command, **variables)
+
+    def ranks_on(self, folders, command, full_disk_folders=(), **variables):
+        """Starts a rank in each of the folders, one per node; the disks of some may be full."""
+        self.jobs.append(Ranks(command, folders, variables, full_disk_folders))
+        return self.jobs[-1]
+
+    def run(self, command, **variables):
+        return self.start(command, **variables).succeeds()
+
+    def end_all(self):
+        for job in self.jobs:
+            job.end()
+
+
+def pretend_gpus(count):
+    """Returns the variables that let a process and its children believe in so many GPUs."""
+    return {"PRETEND_GPUS": str(count), "PYTHONPATH": str(PRETEND_GPUS)}
