@@ -297,7 +297,7 @@ class Trainer:
                 self._save_snapshot()
             if stop:
                 self._wait_for_save()
-                dist.barrier()  # no rank ends before rank 0 has saved
+                dist.barrier()  # no rank ends before the snapshot is complete
                 dist.destroy_process_group()
                 sys.exit("stopped by a signal")
         self.loss = self._mean_loss()

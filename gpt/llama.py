@@ -347,7 +347,7 @@ class Trainer:
                 self.loss = self._mean_loss()
                 self._save_snapshot()
             if stop:
-                dist.barrier()  # no rank ends before rank 0 has saved
+                dist.barrier()  # no rank ends before the snapshot is complete
                 dist.destroy_process_group()
                 sys.exit("stopped by a signal")
         self.loss = self._mean_loss()
