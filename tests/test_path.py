@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -221,16 +222,15 @@ class Terminal:
         assert self.status() == status, self.read()
 
     def interrupt(self):
-        """Presses Ctrl-C; again where a log is followed, since the first may come too early."""
-        while self.is_busy():
+        """Presses Ctrl-C. In a cluster's shell, the key sometimes misses a log that is followed."""
+        if self.is_busy():
             self.bash.sendintr()
-            if not self.follows_log():
-                break
-            time.sleep(1)
+            terminal = os.readlink(f"/proc/{self.bash.pid}/fd/0").removeprefix("/dev/")
+            found = subprocess.run(["pgrep", "-t", terminal, "-x", "tail"], capture_output=True)
+            for pid in found.stdout.split():
+                with contextlib.suppress(ProcessLookupError):  # the key was enough
+                    os.kill(int(pid), signal.SIGINT)
         return self.status()
-
-    def follows_log(self):
-        return re.match(r".*tail -n \+1", self.read())
 
 
 class Reader:
@@ -299,7 +299,7 @@ class Reader:
         """Returns a terminal to type into; a log that is followed there is left."""
         for number in range(len(self.terminals) + 1):
             terminal = self.terminal(number)
-            if terminal.follows_log():
+            if re.match(r".*tail -n \+1", terminal.read()):
                 terminal.interrupt()
             if not terminal.is_busy():
                 return terminal
