@@ -4,7 +4,6 @@ import contextlib
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -222,14 +221,8 @@ class Terminal:
         assert self.status() == status, self.read()
 
     def interrupt(self):
-        """Presses Ctrl-C. In a cluster's shell, the key sometimes misses a log that is followed."""
         if self.is_busy():
             self.bash.sendintr()
-            terminal = os.readlink(f"/proc/{self.bash.pid}/fd/0").removeprefix("/dev/")
-            found = subprocess.run(["pgrep", "-t", terminal, "-x", "tail"], capture_output=True)
-            for pid in found.stdout.split():
-                with contextlib.suppress(ProcessLookupError):  # the key was enough
-                    os.kill(int(pid), signal.SIGINT)
         return self.status()
 
 
