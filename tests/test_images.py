@@ -15,7 +15,7 @@ from tools.steps import ROOT
 SCRIPT = "recipes/images.py"
 PAGE = (ROOT / "docs/recipes/images.md").read_text()
 SNIPPETS = re.findall(r"^```python\n(.*?)^```.*?^```text\n(.*?)^```", PAGE, re.S | re.M)
-# Data workers are forked, as they are under torchrun; a rank of `helpers.Ranks` would spawn them.
+# Data workers are forked, as they are under torchrun; a rank of `jobs.Ranks` would spawn them.
 FORK = """
 import multiprocessing
 multiprocessing.set_start_method("fork", force=True)

@@ -30,7 +30,7 @@ SIZE = 1000  # samples: 15 global batches of 64 and one of 40
 STEPS = 16  # per epoch
 BATCH_SIZE = 64  # of all ranks together
 
-# Data workers are forked, as they are under torchrun; a rank of `helpers.Ranks` would spawn them.
+# Data workers are forked, as they are under torchrun; a rank of `jobs.Ranks` would spawn them.
 RESIZE = f"""
 import multiprocessing
 multiprocessing.set_start_method("fork", force=True)

@@ -10,6 +10,8 @@ import argparse
 import os
 import re
 import shutil
+import signal
+import subprocess
 import sys
 import time
 
@@ -58,12 +60,19 @@ def run(*commands, show=".", kill_at=None):
                 if kill_at and kill_at in line and not killed:
                     killed = jobs[-1]
                     print(f"node {len(jobs) - 1}: is killed now", flush=True)
-                    killed.end()
+                    kill(killed.process.pid)
             shown[number] = len(lines)
         time.sleep(0.01)
     if any(job.status() for job in jobs if job is not killed):
         sys.exit("the last command failed: see its output above")
     return "".join(job.output for job in jobs)
+
+
+def kill(pid):
+    """Kills a process and all that it has started: without /proc, which macOS lacks."""
+    for child in subprocess.run(["pgrep", "-P", str(pid)], capture_output=True).stdout.split():
+        kill(int(child))
+    os.kill(pid, signal.SIGKILL)
 
 
 def commands(script, gpus, epochs):

@@ -1,4 +1,4 @@
-"""What runs in the ranks that helpers.Ranks forks."""
+"""What runs in the ranks that tools.launch.jobs.Ranks forks."""
 
 import atexit
 import importlib
