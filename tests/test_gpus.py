@@ -51,7 +51,8 @@ def options_of(shell, name):
     if name in TOKENS:
         (shell.folder / "tokens").mkdir()
         save_tokenizer(shell.folder / "tokens" / "tokenizer.json", 300)
-        tokens = torch.randint(300, [chunks * CONTEXT + 1]).to(torch.uint16)
+        random = torch.Generator().manual_seed(1)
+        tokens = torch.randint(300, [chunks * CONTEXT + 1], generator=random).to(torch.uint16)
         (shell.folder / "tokens" / "0.uint16").write_bytes(tokens.numpy().tobytes())
     elif name == "gpt/finetune_chat.py":
         write_chats(shell.folder / "text", chunks)
@@ -112,8 +113,10 @@ def test_pretended_gpus(shell, name):
             return shell.start(f"python {command}", **pretend_gpus(ranks))
         return shell.ranks(command, ranks, **pretend_gpus(ranks))
 
+    # In bfloat16 they differ by up to 1e-3; at 1.2 times the learning rate, by 1e-2.
+    max_diff = 2e-3 if name.startswith("gpt/") else 1e-3
     # Pretended GPUs do not gather a whole model, as finetune.py's export does.
-    check(shell, name, ranks, start, 1e-3, "script.export = lambda *arguments: None\n")
+    check(shell, name, ranks, start, max_diff, "script.export = lambda *arguments: None\n")
 
 
 def test_images_on_pretended_gpus(shell):
@@ -159,9 +162,7 @@ def test_real_gpus(shell, name):
 
     max_diff = 1e-2
     if name.startswith("gpt/"):
-        # In bfloat16, forced on CPUs, they differ by up to 1e-3; at 1.2 times the learning rate, by
-        # 1e-2.
-        max_diff = 4e-3
+        max_diff = 4e-3  # in bfloat16, see above
     elif name == "recipes/images.py":
         max_diff = 1  # on several GPUs, SyncBatchNorm trains otherwise than the CPU's BatchNorm
     check(shell, name, ranks, start, max_diff)
