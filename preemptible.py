@@ -9,6 +9,7 @@ To train your own model, replace ToyModel, ToyDataset and the lines of main that
 """
 
 import argparse
+import contextlib
 import math
 import os
 import signal
@@ -86,19 +87,23 @@ class Trainer:
         self.optimizer = optimizer
         self.device = device
         self.args = args
+        self.is_main = dist.get_rank() == 0  # logs for all ranks
+        self.order = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # which decide it
         self.epochs_run = 0
         self.samples_run = 0
         self.steps = 0
         self.stop_requested = False
+        self.check_every = 1  # steps
+        self.checked_at = time.monotonic()
         self.rng = torch.default_generator  # that dropout draws from
         if device.type == "cuda":
             self.rng = torch.cuda.default_generators[device.index]
         self.total_loss = torch.zeros((), device=device)  # of the epoch's samples so far
-        if os.path.exists(args.snapshot_path):
+        with contextlib.suppress(FileNotFoundError):  # of the first run
+            os.lstat(args.snapshot_path)  # any other error is no sign that there is none
             self._load_snapshot(args.snapshot_path)
         self._ensure_same_start()
         self.model = nn.parallel.DistributedDataParallel(model)
-        self.is_main = dist.get_rank() == 0  # logs for all ranks
         for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, self._request_stop)
 
@@ -107,16 +112,20 @@ class Trainer:
 
     def _any_rank_stops(self):
         """Returns whether a signal has reached any of the ranks. All of them must call it."""
-        stop = torch.tensor(int(self.stop_requested), device=self.device)
-        dist.all_reduce(stop, dist.ReduceOp.MAX)
-        return bool(stop)
+        step_s = (time.monotonic() - self.checked_at) / self.check_every
+        values = torch.tensor([float(self.stop_requested), step_s], device=self.device)
+        dist.all_reduce(values, dist.ReduceOp.MAX)
+        stop, step_s = values.tolist()  # waits for the GPU, so not in every step
+        self.check_every = int(1 / min(max(step_s, 0.01), 1))  # about once in a second
+        self.checked_at = time.monotonic()
+        return stop > 0
 
     def _ensure_same_start(self):
-        """Exits if the ranks start at different epochs: not all nodes have the newest snapshot."""
+        """Exits if not all nodes have the newest snapshot, or the same data."""
         starts = [None] * dist.get_world_size()
-        dist.all_gather_object(starts, (self.epochs_run, self.samples_run))
+        dist.all_gather_object(starts, (self.epochs_run, self.samples_run, self.order))
         if len(set(starts)) > 1:
-            sys.exit(f"ranks start at epochs {starts}: use a shared disk, or copy the snapshot")
+            sys.exit(f"ranks start at {starts}: share or copy the snapshot and data, use one seed")
 
     def _run_batch(self, inputs, targets):
         self.optimizer.zero_grad()
@@ -138,7 +147,7 @@ class Trainer:
             targets = targets.to(self.device, non_blocking=True)
             self._run_batch(inputs, targets)
             self.steps += 1
-            stop = self.steps % 10 == 0 and self._any_rank_stops()  # too slow for every step
+            stop = self.steps % self.check_every == 0 and self._any_rank_stops()
             save = self.steps % self.args.save_every_steps == 0
             if stop or (save and self.samples_run < len(self.train_loader.dataset)):
                 self.loss = self._mean_loss()
@@ -156,8 +165,11 @@ class Trainer:
         return total_loss.item() / self.samples_run
 
     def _save_snapshot(self):
-        if not math.isfinite(self.loss):
-            sys.exit(f"the loss is {self.loss}, so nothing is saved: lower the learning rate?")
+        states = [self.model.state_dict(), *self.optimizer.state.values()]
+        tensors = [value for state in states for value in state.values() if torch.is_tensor(value)]
+        finite = math.isfinite(self.loss) and all(tensor.isfinite().all() for tensor in tensors)
+        if not finite:
+            sys.exit("cannot save: the loss or a weight is nan or inf; lower the learning rate?")
         if not self.is_main:
             return
         snapshot = {
@@ -165,6 +177,7 @@ class Trainer:
             "optimizer": self.optimizer.state_dict(),
             "epochs_run": self.epochs_run,
             "samples_run": self.samples_run,
+            "order": self.order,
             "loss": self.loss,
         }
         path = self.args.snapshot_path
@@ -183,10 +196,15 @@ class Trainer:
     def _load_snapshot(self, path):
         try:
             snapshot = torch.load(path, map_location="cpu", weights_only=True)
+            order = snapshot.get("order", "")
             self.model.load_state_dict(snapshot["model"])
             self.optimizer.load_state_dict(snapshot["optimizer"])
             self.epochs_run = snapshot["epochs_run"]
             self.samples_run = snapshot.get("samples_run", 0)
+            if self.samples_run > 0 and not order:
+                self._log("the snapshot does not name its seed and data: they must be the same now")
+            elif self.samples_run > 0 and order != self.order:
+                raise ValueError(f"it ends within an epoch of {order}, not of {self.order}")
             self.loss = snapshot.get("loss", 0.0)
             self.total_loss.fill_(self.loss * self.samples_run / dist.get_world_size())
         except Exception as error:
@@ -200,6 +218,8 @@ class Trainer:
     def train(self):
         total = self.args.total_epochs
         steps = len(self.train_loader)
+        if steps == 0:
+            sys.exit("there is no batch to train with: is the data set empty?")
         where = f"{self.device} of {socket.gethostname()}"
         self._log(f"{self.epochs_run} of {total} epochs done, {steps} steps per epoch, on {where}")
         if self.epochs_run >= total:
@@ -264,7 +284,6 @@ def main(args):
         args.batch_size,
         sampler=sampler,
         num_workers=args.num_workers,
-        persistent_workers=args.num_workers > 0,
         worker_init_fn=start_own_session,
         pin_memory=device.type == "cuda",
     )

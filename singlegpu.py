@@ -6,6 +6,7 @@ To train your own model, replace ToyModel, ToyDataset and the lines of main that
 """
 
 import argparse
+import contextlib
 import math
 import os
 import socket
@@ -61,7 +62,8 @@ class Trainer:
         self.args = args
         self.epochs_run = 0
         self.total_loss = torch.zeros((), device=device)  # of the epoch's samples so far
-        if os.path.exists(args.snapshot_path):
+        with contextlib.suppress(FileNotFoundError):  # of the first run
+            os.lstat(args.snapshot_path)  # any other error is no sign that there is none
             self._load_snapshot(args.snapshot_path)
 
     def _run_batch(self, inputs, targets):
@@ -87,8 +89,11 @@ class Trainer:
         return self.total_loss.item() / len(self.train_loader.sampler)
 
     def _save_snapshot(self):
-        if not math.isfinite(self.loss):
-            sys.exit(f"the loss is {self.loss}, so nothing is saved: lower the learning rate?")
+        states = [self.model.state_dict(), *self.optimizer.state.values()]
+        tensors = [value for state in states for value in state.values() if torch.is_tensor(value)]
+        finite = math.isfinite(self.loss) and all(tensor.isfinite().all() for tensor in tensors)
+        if not finite:
+            sys.exit("cannot save: the loss or a weight is nan or inf; lower the learning rate?")
         snapshot = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -122,6 +127,8 @@ class Trainer:
     def train(self):
         total = self.args.total_epochs
         steps = len(self.train_loader)
+        if steps == 0:
+            sys.exit("there is no batch to train with: is the data set empty?")
         where = f"{self.device} of {socket.gethostname()}"
         self._log(f"{self.epochs_run} of {total} epochs done, {steps} steps per epoch, on {where}")
         if self.epochs_run >= total:
@@ -147,6 +154,8 @@ def parse_args():
     parser.add_argument("--snapshot_path", default="snapshot.pt")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    if "LOCAL_RANK" in os.environ:
+        parser.error("start this script with python, not with torchrun")
     if min(args.total_epochs, args.save_every, args.batch_size) < 1 or args.num_workers < 0:
         parser.error("epochs and batch size must be 1 or more, --num_workers 0 or more")
     if not args.snapshot_path or not os.access(os.path.dirname(args.snapshot_path) or ".", os.W_OK):
@@ -170,7 +179,6 @@ def main(args):
         args.batch_size,
         sampler=sampler,
         num_workers=args.num_workers,
-        persistent_workers=args.num_workers > 0,
         pin_memory=device.type == "cuda",
     )
     Trainer(model, train_loader, loss_fn, optimizer, device, args).train()

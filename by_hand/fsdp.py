@@ -6,6 +6,7 @@ To train your own model, replace ToyModel, ToyDataset and the lines of main that
 """
 
 import argparse
+import contextlib
 import math
 import os
 import socket
@@ -155,11 +156,12 @@ class Trainer:
         self.optimizer = optimizer
         self.device = device
         self.args = args
+        self.is_main = dist.get_rank() == 0  # logs for all ranks
         self.epochs_run = 0
         self.total_loss = torch.zeros((), device=device)  # of the epoch's samples so far
-        if os.path.exists(args.snapshot_path):
+        with contextlib.suppress(FileNotFoundError):  # of the first run
+            os.lstat(args.snapshot_path)  # any other error is no sign that there is none
             self._load_snapshot(args.snapshot_path)
-        self.is_main = dist.get_rank() == 0  # logs for all ranks
 
     def _run_batch(self, inputs, targets):
         self.optimizer.zero_grad()
@@ -186,8 +188,13 @@ class Trainer:
         return self.total_loss.item() / self.train_loader.sampler.total_size
 
     def _save_snapshot(self):
-        if not math.isfinite(self.loss):
-            sys.exit(f"the loss is {self.loss}, so nothing is saved: lower the learning rate?")
+        states = [dict(enumerate(self.model.shards)), *self.optimizer.state.values()]
+        tensors = [value for state in states for value in state.values() if torch.is_tensor(value)]
+        finite = math.isfinite(self.loss) and all(tensor.isfinite().all() for tensor in tensors)
+        finite = torch.tensor(float(finite), device=self.device)
+        dist.all_reduce(finite, dist.ReduceOp.MIN)  # each rank has other shards
+        if not finite:
+            sys.exit("cannot save: the loss or a weight is nan or inf; lower the learning rate?")
         model_state = self._whole_model_state()  # on rank 0, with the help of all
         optimizer_state = self._whole_optimizer_state()
         if not self.is_main:
@@ -246,6 +253,8 @@ class Trainer:
     def train(self):
         total = self.args.total_epochs
         steps = len(self.train_loader)
+        if steps == 0:
+            sys.exit("there is no batch to train with: is the data set empty?")
         where = f"{self.device} of {socket.gethostname()}"
         self._log(f"{self.epochs_run} of {total} epochs done, {steps} steps per epoch, on {where}")
         if self.epochs_run >= total:
@@ -303,7 +312,6 @@ def main(args):
         args.batch_size,
         sampler=sampler,
         num_workers=args.num_workers,
-        persistent_workers=args.num_workers > 0,
         pin_memory=device.type == "cuda",
     )
     Trainer(model, train_loader, loss_fn, optimizer, device, args).train()

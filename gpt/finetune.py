@@ -9,6 +9,7 @@ It learns the tokens of the files after --text, and exports the model to --expor
 """
 
 import argparse
+import contextlib
 import math
 import os
 import shutil
@@ -16,6 +17,7 @@ import signal
 import socket
 import sys
 import time
+import zlib
 from pathlib import Path
 
 import torch
@@ -28,6 +30,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, DistributedSampler, Subset
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -93,12 +96,18 @@ class Trainer:
         self.optimizer = optimizer
         self.device = device
         self.args = args
+        self.is_main = dist.get_rank() == 0  # logs for all ranks
         self.shape = f"{model.config.num_hidden_layers=}, {model.config.num_attention_heads=}"
+        self.order = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # which decide it
+        files = [(path.name, path.stat().st_size) for path in args.text]
+        self.order += f" of files {zlib.crc32(str(files).encode()):08x}"
         self.epochs_run = 0
         self.samples_run = 0
         self.loss = 0.0
         self.steps = 0
         self.stop_requested = False
+        self.check_every = 1  # steps
+        self.checked_at = time.monotonic()
         self.rng = torch.default_generator  # that dropout draws from
         if device.type == "cuda":
             self.rng = torch.cuda.default_generators[device.index]
@@ -109,13 +118,15 @@ class Trainer:
         use_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=use_bfloat16)
         self.total_loss = torch.zeros((), device=device)  # of the epoch's samples so far
-        # .metadata is written last: only complete snapshots have it.
-        complete = Path(args.snapshot_path).glob(f"{SNAPSHOT_NAMES}/.metadata")
-        self.snapshot = max((file.parent for file in complete), default=None)
+        self.snapshot = None
+        with contextlib.suppress(FileNotFoundError):  # of the first run
+            folders = [f for f in Path(args.snapshot_path).iterdir() if f.match(SNAPSHOT_NAMES)]
+            # .metadata is written last: only complete snapshots have it.
+            complete = [folder for folder in folders if ".metadata" in os.listdir(folder)]
+            self.snapshot = max(complete, default=None)
         self._ensure_same_start()
         if self.snapshot:
             self._load_snapshot(self.snapshot)
-        self.is_main = dist.get_rank() == 0  # logs for all ranks
         for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, self._request_stop)
 
@@ -124,16 +135,20 @@ class Trainer:
 
     def _any_rank_stops(self):
         """Returns whether a signal has reached any of the ranks. All of them must call it."""
-        stop = torch.tensor(int(self.stop_requested), device=self.device)
-        dist.all_reduce(stop, dist.ReduceOp.MAX)
-        return bool(stop)
+        step_s = (time.monotonic() - self.checked_at) / self.check_every
+        values = torch.tensor([float(self.stop_requested), step_s], device=self.device)
+        dist.all_reduce(values, dist.ReduceOp.MAX)
+        stop, step_s = values.tolist()  # waits for the GPU, so not in every step
+        self.check_every = int(1 / min(max(step_s, 0.01), 1))  # about once in a second
+        self.checked_at = time.monotonic()
+        return stop > 0
 
     def _ensure_same_start(self):
-        """Exits if the ranks start at different epochs: not all nodes have the newest snapshot."""
+        """Exits if not all nodes have the newest snapshot, or the same data."""
         starts = [None] * dist.get_world_size()
-        dist.all_gather_object(starts, self.snapshot and self.snapshot.name)
+        dist.all_gather_object(starts, (self.snapshot and self.snapshot.name, self.order))
         if len(set(starts)) > 1:
-            sys.exit(f"ranks start at epochs {starts}: use a shared disk, or copy the snapshot")
+            sys.exit(f"ranks start at {starts}: share or copy the snapshot and data, use one seed")
 
     def _learning_rate(self):
         """Rises from a tenth of its maximum during the warm-up, then falls to a tenth."""
@@ -203,7 +218,7 @@ class Trainer:
             targets = targets.to(self.device, non_blocking=True)
             self._run_batch(inputs, targets)
             self.steps += 1
-            stop = self.steps % 10 == 0 and self._any_rank_stops()  # too slow for every step
+            stop = self.steps % self.check_every == 0 and self._any_rank_stops()
             save = self.steps % self.args.save_every_steps == 0
             if self.steps % self.args.eval_every_steps == 0 and not stop:
                 self._evaluate()
@@ -236,8 +251,14 @@ class Trainer:
         }
 
     def _save_snapshot(self):
-        if not math.isfinite(self.loss):
-            sys.exit(f"the loss is {self.loss}, so nothing is saved: lower the learning rate?")
+        states = [self.model.state_dict(), *self.optimizer.state.values()]
+        tensors = [value for state in states for value in state.values() if torch.is_tensor(value)]
+        shards = [t.to_local() if isinstance(t, DTensor) else t for t in tensors]
+        finite = math.isfinite(self.loss) and all(shard.isfinite().all() for shard in shards)
+        finite = torch.tensor(float(finite), device=self.device)
+        dist.all_reduce(finite, dist.ReduceOp.MIN)  # each rank has other shards
+        if not finite:
+            sys.exit("cannot save: the loss or a weight is nan or inf; lower the learning rate?")
         if self.is_main:
             for folder in Path(self.args.snapshot_path).glob(SNAPSHOT_NAMES):
                 if folder != self.snapshot:  # an older one, or one that a kill has cut short
@@ -245,7 +266,7 @@ class Trainer:
         name = f"epoch_{self.epochs_run:04}_sample_{self.samples_run:012}"
         path = Path(self.args.snapshot_path, name)
         try:
-            dcp.save(self._state_dict(), checkpoint_id=path)
+            dcp.save({**self._state_dict(), "order": self.order}, checkpoint_id=path)
         except dcp.CheckpointException as error:
             sys.exit(f"cannot save {path}: disk full, or file used by another run? {error!r:.150}")
         self.snapshot = path
@@ -255,15 +276,21 @@ class Trainer:
 
     def _load_snapshot(self, path):
         try:
-            snapshot = {"shape": ""}
-            dcp.load(snapshot, checkpoint_id=path)
+            snapshot = {"shape": "", "order": ""}
+            planner = dcp.DefaultLoadPlanner(allow_partial_load=True)  # older ones lack the order
+            dcp.load(snapshot, checkpoint_id=path, planner=planner)
+            order = snapshot.get("order", "")
             if snapshot["shape"] != self.shape:
                 raise ValueError(f"saved by a model of {snapshot['shape']}, not {self.shape}")
             snapshot = self._state_dict()
             dcp.load(snapshot, checkpoint_id=path)  # into the tensors in use
             self.epochs_run = snapshot["epochs_run"]
-            self.samples_run = snapshot["samples_run"]
-            self.loss = snapshot["loss"]
+            self.samples_run = snapshot.get("samples_run", 0)
+            if self.samples_run > 0 and not order:
+                self._log("the snapshot does not name its seed and data: they must be the same now")
+            elif self.samples_run > 0 and order != self.order:
+                raise ValueError(f"it ends within an epoch of {order}, not of {self.order}")
+            self.loss = snapshot.get("loss", 0.0)
             self.total_loss.fill_(self.loss * self.samples_run / dist.get_world_size())
         except (Exception, dcp.CheckpointException) as error:
             sys.exit(f"cannot load {path}: move it or set another --snapshot_path\n{error!r}")
@@ -276,6 +303,8 @@ class Trainer:
     def train(self):
         total = self.args.total_epochs
         steps = len(self.train_loader)
+        if steps == 0:
+            sys.exit("there is no batch to train with: is the data set empty?")
         where = f"{self.device} of {socket.gethostname()}"
         self._log(f"{self.epochs_run} of {total} epochs done, {steps} steps per epoch, on {where}")
         if self.epochs_run >= total:
@@ -343,6 +372,8 @@ def parse_args():
         parser.error(f"cannot write {args.snapshot_path}: create its folder, or set another path")
     if os.path.isfile(args.snapshot_path):
         parser.error(f"--snapshot_path {args.snapshot_path} is a file: name a folder")
+    if args.total_epochs > 9999:
+        parser.error("total_epochs must be 9999 or less: names of snapshots have four digits")
     if not (args.model / "config.json").is_file() or not list(args.model.glob("*.safetensors")):
         parser.error(f"no config.json or no *.safetensors in --model {args.model}")
     if not args.export_path or not os.access(os.path.dirname(args.export_path) or ".", os.W_OK):
@@ -457,7 +488,6 @@ def main(args):
         args.batch_size,
         sampler=sampler,
         num_workers=args.num_workers,
-        persistent_workers=args.num_workers > 0,
         worker_init_fn=start_own_session,
         pin_memory=device.type == "cuda",
     )

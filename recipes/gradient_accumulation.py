@@ -9,6 +9,7 @@ To train your own model, replace ToyModel, ToyDataset and the lines of main that
 """
 
 import argparse
+import contextlib
 import math
 import os
 import socket
@@ -66,20 +67,22 @@ class Trainer:
         self.optimizer = optimizer
         self.device = device
         self.args = args
+        self.is_main = dist.get_rank() == 0  # logs for all ranks
+        self.order = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # which decide it
         self.epochs_run = 0
         self.total_loss = torch.zeros((), device=device)  # of the epoch's samples so far
-        if os.path.exists(args.snapshot_path):
+        with contextlib.suppress(FileNotFoundError):  # of the first run
+            os.lstat(args.snapshot_path)  # any other error is no sign that there is none
             self._load_snapshot(args.snapshot_path)
         self._ensure_same_start()
         self.model = nn.parallel.DistributedDataParallel(model)
-        self.is_main = dist.get_rank() == 0  # logs for all ranks
 
     def _ensure_same_start(self):
-        """Exits if the ranks start at different epochs: not all nodes have the newest snapshot."""
+        """Exits if not all nodes have the newest snapshot, or the same data."""
         starts = [None] * dist.get_world_size()
-        dist.all_gather_object(starts, self.epochs_run)
+        dist.all_gather_object(starts, (self.epochs_run, self.order))
         if len(set(starts)) > 1:
-            sys.exit(f"ranks start at epochs {starts}: use a shared disk, or copy the snapshot")
+            sys.exit(f"ranks start at {starts}: share or copy the snapshot and data, use one seed")
 
     def _run_batch(self, inputs, targets):
         self.optimizer.zero_grad()
@@ -113,8 +116,11 @@ class Trainer:
         return self.total_loss.item() / self.train_loader.sampler.total_size
 
     def _save_snapshot(self):
-        if not math.isfinite(self.loss):
-            sys.exit(f"the loss is {self.loss}, so nothing is saved: lower the learning rate?")
+        states = [self.model.state_dict(), *self.optimizer.state.values()]
+        tensors = [value for state in states for value in state.values() if torch.is_tensor(value)]
+        finite = math.isfinite(self.loss) and all(tensor.isfinite().all() for tensor in tensors)
+        if not finite:
+            sys.exit("cannot save: the loss or a weight is nan or inf; lower the learning rate?")
         if not self.is_main:
             return
         snapshot = {
@@ -152,6 +158,8 @@ class Trainer:
     def train(self):
         total = self.args.total_epochs
         steps = len(self.train_loader)
+        if steps == 0:
+            sys.exit("there is no batch to train with: is the data set empty?")
         where = f"{self.device} of {socket.gethostname()}"
         self._log(f"{self.epochs_run} of {total} epochs done, {steps} steps per epoch, on {where}")
         if self.epochs_run >= total:
@@ -214,7 +222,6 @@ def main(args):
         args.global_batch_size // dist.get_world_size(),
         sampler=sampler,
         num_workers=args.num_workers,
-        persistent_workers=args.num_workers > 0,
         pin_memory=device.type == "cuda",
     )
     Trainer(model, train_loader, loss_fn, optimizer, device, args).train()

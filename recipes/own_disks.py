@@ -11,6 +11,7 @@ To train your own model, replace ToyModel, ToyDataset and the lines of main that
 
 import argparse
 import atexit
+import contextlib
 import io
 import math
 import os
@@ -101,21 +102,25 @@ class Trainer:
         self.optimizer = optimizer
         self.device = device
         self.args = args
+        self.is_main = dist.get_rank() == 0  # logs for all ranks
+        self.order = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # which decide it
         self.epochs_run = 0
         self.samples_run = 0
         self.steps = 0
         self.stop_requested = False
+        self.check_every = 1  # steps
+        self.checked_at = time.monotonic()
         self.rng = torch.default_generator  # that dropout draws from
         if device.type == "cuda":
             self.rng = torch.cuda.default_generators[device.index]
         self.total_loss = torch.zeros((), device=device)  # of the epoch's samples so far
-        if os.path.exists(args.snapshot_path):
+        with contextlib.suppress(FileNotFoundError):  # of the first run
+            os.lstat(args.snapshot_path)  # any other error is no sign that there is none
             self._load_snapshot(args.snapshot_path)
         self._ensure_same_start()
         self.model = nn.parallel.DistributedDataParallel(model)
-        self.is_main = dist.get_rank() == 0  # logs for all ranks
         # After an error of NCCL, the weights may be garbage.
-        if dist.get_backend() == "gloo" and os.environ["LOCAL_RANK"] == "0":
+        if device.type == "cpu" and os.environ["LOCAL_RANK"] == "0":
             atexit.register(self._save_after_failure)
         for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, self._request_stop)
@@ -125,14 +130,20 @@ class Trainer:
 
     def _any_rank_stops(self):
         """Returns whether a signal has reached any of the ranks. All of them must call it."""
-        stop = torch.tensor(int(self.stop_requested), device=self.device)
-        dist.all_reduce(stop, dist.ReduceOp.MAX)
-        return bool(stop)
+        step_s = (time.monotonic() - self.checked_at) / self.check_every
+        values = torch.tensor([float(self.stop_requested), step_s], device=self.device)
+        dist.all_reduce(values, dist.ReduceOp.MAX)
+        stop, step_s = values.tolist()  # waits for the GPU, so not in every step
+        self.check_every = int(1 / min(max(step_s, 0.01), 1))  # about once in a second
+        self.checked_at = time.monotonic()
+        return stop > 0
 
     def _ensure_same_start(self):
         """Loads the newest snapshot on every rank; without a shared disk, some nodes lack it."""
         starts = [None] * dist.get_world_size()
-        dist.all_gather_object(starts, (self.epochs_run, self.samples_run))
+        dist.all_gather_object(starts, (self.epochs_run, self.samples_run, self.order))
+        if len({order for *_, order in starts}) > 1:
+            sys.exit(f"ranks start at {starts}: share or copy the snapshot and data, use one seed")
         if len(set(starts)) > 1:
             src = starts.index(max(starts))
             data = [Path(self.args.snapshot_path).read_bytes() if dist.get_rank() == src else None]
@@ -163,7 +174,7 @@ class Trainer:
             targets = targets.to(self.device, non_blocking=True)
             self._run_batch(inputs, targets)
             self.steps += 1
-            stop = self.steps % 10 == 0 and self._any_rank_stops()  # too slow for every step
+            stop = self.steps % self.check_every == 0 and self._any_rank_stops()
             save = self.steps % self.args.save_every_steps == 0
             if stop or (save and self.samples_run < len(self.train_loader.dataset)):
                 self.loss = self._mean_loss()
@@ -190,13 +201,19 @@ class Trainer:
             saved = (snapshot["epochs_run"], snapshot.get("samples_run", 0))
         if self.samples_run > 0:  # estimated from this rank's share; the next epoch's is exact
             self.loss = self.total_loss.item() * dist.get_world_size() / self.samples_run
-        if saved < (self.epochs_run, self.samples_run) and math.isfinite(self.loss):
+        if saved < (self.epochs_run, self.samples_run):
             self.is_main = True  # rank 0 may be gone
-            self._save_snapshot()
+            try:
+                self._save_snapshot()
+            except SystemExit as error:  # which Python would show as a traceback here
+                print(error, file=sys.stderr)
 
     def _save_snapshot(self):
-        if not math.isfinite(self.loss):
-            sys.exit(f"the loss is {self.loss}, so nothing is saved: lower the learning rate?")
+        states = [self.model.state_dict(), *self.optimizer.state.values()]
+        tensors = [value for state in states for value in state.values() if torch.is_tensor(value)]
+        finite = math.isfinite(self.loss) and all(tensor.isfinite().all() for tensor in tensors)
+        if not finite:
+            sys.exit("cannot save: the loss or a weight is nan or inf; lower the learning rate?")
         if os.environ["LOCAL_RANK"] != "0":  # one rank of each node saves to its disk
             return
         snapshot = {
@@ -204,6 +221,7 @@ class Trainer:
             "optimizer": self.optimizer.state_dict(),
             "epochs_run": self.epochs_run,
             "samples_run": self.samples_run,
+            "order": self.order,
             "loss": self.loss,
         }
         path = self.args.snapshot_path
@@ -222,10 +240,15 @@ class Trainer:
     def _load_snapshot(self, path):
         try:
             snapshot = torch.load(path, map_location="cpu", weights_only=True)
+            order = snapshot.get("order", "")
             self.model.load_state_dict(snapshot["model"])
             self.optimizer.load_state_dict(snapshot["optimizer"])
             self.epochs_run = snapshot["epochs_run"]
             self.samples_run = snapshot.get("samples_run", 0)
+            if self.samples_run > 0 and not order:
+                self._log("the snapshot does not name its seed and data: they must be the same now")
+            elif self.samples_run > 0 and order != self.order:
+                raise ValueError(f"it ends within an epoch of {order}, not of {self.order}")
             self.loss = snapshot.get("loss", 0.0)
             self.total_loss.fill_(self.loss * self.samples_run / dist.get_world_size())
         except Exception as error:
@@ -239,6 +262,8 @@ class Trainer:
     def train(self):
         total = self.args.total_epochs
         steps = len(self.train_loader)
+        if steps == 0:
+            sys.exit("there is no batch to train with: is the data set empty?")
         where = f"{self.device} of {socket.gethostname()}"
         self._log(f"{self.epochs_run} of {total} epochs done, {steps} steps per epoch, on {where}")
         if self.epochs_run >= total:
@@ -286,15 +311,17 @@ def main(args):
     local_rank = int(os.environ["LOCAL_RANK"])
     rank = f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}"
     print(f"{rank} starts on {socket.gethostname()} ({torch.cuda.device_count()} GPUs)\n", end="")
+    timeout = timedelta(minutes=args.timeout)
     if torch.cuda.is_available():
         if local_rank >= torch.cuda.device_count():
             sys.exit(f"{socket.gethostname()} has too few GPUs: lower --nproc_per_node")
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
-        dist.init_process_group("nccl", device_id=device, timeout=timedelta(minutes=args.timeout))
+        # Through gloo, a snapshot is sent from CPU to CPU.
+        dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device, timeout=timeout)
     else:
         device = torch.device("cpu")
-        dist.init_process_group("gloo", timeout=timedelta(minutes=args.timeout))
+        dist.init_process_group("gloo", timeout=timeout)
     torch.manual_seed(args.seed)
     dataset = ToyDataset(2048)
     model = ToyModel().to(device)
@@ -305,7 +332,6 @@ def main(args):
         dataset,
         batch_sampler=sampler,
         num_workers=args.num_workers,
-        persistent_workers=args.num_workers > 0,
         worker_init_fn=start_own_session,
         pin_memory=device.type == "cuda",
     )

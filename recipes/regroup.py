@@ -13,6 +13,7 @@ To train your own model, replace ToyModel, ToyDataset and the lines of main that
 
 import argparse
 import atexit
+import contextlib
 import io
 import math
 import os
@@ -144,15 +145,19 @@ class Trainer:
         self.optimizer = optimizer
         self.device = device
         self.args = args
+        self.order = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # which decide it
         self.epochs_run = 0
         self.samples_run = 0
         self.steps = 0
         self.stop_requested = False
+        self.check_every = 1  # steps
+        self.checked_at = time.monotonic()
         self.rng = torch.default_generator  # that dropout draws from
         if device.type == "cuda":
             self.rng = torch.cuda.default_generators[device.index]
         self.total_loss = torch.zeros((), device=device)  # of the epoch's samples so far
-        if os.path.exists(args.snapshot_path):
+        with contextlib.suppress(FileNotFoundError):  # of the first run
+            os.lstat(args.snapshot_path)  # any other error is no sign that there is none
             self._load_snapshot(args.snapshot_path)
         # After an error of NCCL, the weights may be garbage.
         if device.type == "cpu" and os.environ["LOCAL_RANK"] == "0":
@@ -167,11 +172,15 @@ class Trainer:
     def _any_rank_stops(self):
         """Returns whether a signal has reached any of the ranks; raises if a process joins."""
         request = 2 if self.group.process_joins() else int(self.stop_requested)
-        stop = torch.tensor(request, device=self.device)
-        dist.all_reduce(stop, dist.ReduceOp.MAX)
-        if stop.item() == 2:
+        step_s = (time.monotonic() - self.checked_at) / self.check_every
+        values = torch.tensor([float(request), step_s], device=self.device)
+        dist.all_reduce(values, dist.ReduceOp.MAX)
+        stop, step_s = values.tolist()  # waits for the GPU, so not in every step
+        if stop == 2:
             raise RuntimeError("a process joins")  # a signal is seen again afterwards
-        return bool(stop)
+        self.check_every = int(1 / min(max(step_s, 0.01), 1))  # about once in a second
+        self.checked_at = time.monotonic()
+        return stop > 0
 
     def _regroup(self):
         """Forms a group of all processes, with the state of the one that has trained furthest."""
@@ -180,7 +189,9 @@ class Trainer:
         self.total_loss *= self.world_size / dist.get_world_size()  # estimates the share of others
         self.world_size = dist.get_world_size()
         starts = [None] * dist.get_world_size()
-        dist.all_gather_object(starts, (self.epochs_run, self.samples_run))
+        dist.all_gather_object(starts, (self.epochs_run, self.samples_run, self.order))
+        if len({order for *_, order in starts}) > 1:
+            sys.exit(f"ranks start at {starts}: share or copy the snapshot and data, use one seed")
         if len(set(starts)) > 1:
             src = starts.index(max(starts))
             if dist.get_rank() == src:
@@ -188,6 +199,7 @@ class Trainer:
             data = [Path(self.args.snapshot_path).read_bytes() if dist.get_rank() == src else None]
             dist.broadcast_object_list(data, src)
             self._load_snapshot(io.BytesIO(data[0]))
+        self.check_every = 1  # as on a process that has just joined
         self.rank = dist.get_rank()
         self.is_main = self.rank == 0  # this process logs and saves
         step = self.samples_run // self.args.global_batch_size
@@ -219,7 +231,7 @@ class Trainer:
             targets = targets.to(self.device, non_blocking=True)
             self._run_batch(inputs, targets)
             self.steps += 1
-            stop = self.steps % 10 == 0 and self._any_rank_stops()  # too slow for every step
+            stop = self.steps % self.check_every == 0 and self._any_rank_stops()
             save = self.steps % self.args.save_every_steps == 0
             if stop or (save and self.samples_run < len(self.train_loader.dataset)):
                 self.loss = self._mean_loss()
@@ -244,13 +256,19 @@ class Trainer:
             saved = (snapshot["epochs_run"], snapshot.get("samples_run", 0))
         if self.samples_run > 0:  # estimated from this rank's share; the next epoch's is exact
             self.loss = self.total_loss.item() * self.world_size / self.samples_run
-        if saved < (self.epochs_run, self.samples_run) and math.isfinite(self.loss):
+        if saved < (self.epochs_run, self.samples_run):
             self.is_main = True  # rank 0 may be gone
-            self._save_snapshot()
+            try:
+                self._save_snapshot()
+            except SystemExit as error:  # which Python would show as a traceback here
+                print(error, file=sys.stderr)
 
     def _save_snapshot(self):
-        if not math.isfinite(self.loss):
-            sys.exit(f"the loss is {self.loss}, so nothing is saved: lower the learning rate?")
+        states = [self.model.state_dict(), *self.optimizer.state.values()]
+        tensors = [value for state in states for value in state.values() if torch.is_tensor(value)]
+        finite = math.isfinite(self.loss) and all(tensor.isfinite().all() for tensor in tensors)
+        if not finite:
+            sys.exit("cannot save: the loss or a weight is nan or inf; lower the learning rate?")
         if not self.is_main:
             return
         snapshot = {
@@ -258,6 +276,7 @@ class Trainer:
             "optimizer": self.optimizer.state_dict(),
             "epochs_run": self.epochs_run,
             "samples_run": self.samples_run,
+            "order": self.order,
             "loss": self.loss,
         }
         path = self.args.snapshot_path
@@ -276,10 +295,15 @@ class Trainer:
     def _load_snapshot(self, path):
         try:
             snapshot = torch.load(path, map_location="cpu", weights_only=True)
+            order = snapshot.get("order", "")
             self.model.load_state_dict(snapshot["model"])
             self.optimizer.load_state_dict(snapshot["optimizer"])
             self.epochs_run = snapshot["epochs_run"]
             self.samples_run = snapshot.get("samples_run", 0)
+            if self.samples_run > 0 and not order:
+                self._log("the snapshot does not name its seed and data: they must be the same now")
+            elif self.samples_run > 0 and order != self.order:
+                raise ValueError(f"it ends within an epoch of {order}, not of {self.order}")
             self.loss = snapshot.get("loss", 0.0)
             self.total_loss.fill_(self.loss * self.samples_run / self.world_size)
         except Exception as error:
@@ -309,6 +333,8 @@ class Trainer:
     def _train(self):
         total = self.args.total_epochs
         steps = len(self.train_loader)
+        if steps == 0:
+            sys.exit("there is no batch to train with: is the data set empty?")
         where = f"{self.device} of {socket.gethostname()}"
         self._log(f"{self.epochs_run} of {total} epochs done, {steps} steps per epoch, on {where}")
         if self.epochs_run >= total:

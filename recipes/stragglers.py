@@ -9,6 +9,7 @@ To train your own model, replace ToyModel, ToyDataset and the lines of main that
 """
 
 import argparse
+import contextlib
 import math
 import os
 import socket
@@ -68,18 +69,21 @@ class Trainer:
         self.optimizer = optimizer
         self.device = device
         self.args = args
+        self.is_main = dist.get_rank() == 0  # logs for all ranks
+        self.order = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # which decide it
         self.epochs_run = 0
         self.total_loss = torch.zeros((), device=device)  # of the epoch's samples so far
-        if os.path.exists(args.snapshot_path):
+        with contextlib.suppress(FileNotFoundError):  # of the first run
+            os.lstat(args.snapshot_path)  # any other error is no sign that there is none
             self._load_snapshot(args.snapshot_path)
         self._ensure_same_start()
         self.model = nn.parallel.DistributedDataParallel(model)
-        self.is_main = dist.get_rank() == 0  # logs for all ranks
         self.first_step = self.steps_run = self.epochs_run * len(train_loader)
         self.start_time = time.perf_counter()  # of the steps that are logged next
         self.data_seconds = 0.0  # of these, waiting for data
         # In most models, the gradient of the first parameter is the last to be computed.
-        next(model.parameters()).register_post_accumulate_grad_hook(self._end_busy_time)
+        first = next(p for p in model.parameters() if p.requires_grad)
+        first.register_post_accumulate_grad_hook(self._end_busy_time)
         self.busy_times = []  # start and end of each of these steps
         self.nodes = [None] * dist.get_world_size()
         dist.all_gather_object(self.nodes, socket.gethostname())
@@ -89,11 +93,11 @@ class Trainer:
             self.writer = SummaryWriter(log_dir, purge_step=self.steps_run + 1)
 
     def _ensure_same_start(self):
-        """Exits if the ranks start at different epochs: not all nodes have the newest snapshot."""
+        """Exits if not all nodes have the newest snapshot, or the same data."""
         starts = [None] * dist.get_world_size()
-        dist.all_gather_object(starts, self.epochs_run)
+        dist.all_gather_object(starts, (self.epochs_run, self.order))
         if len(set(starts)) > 1:
-            sys.exit(f"ranks start at epochs {starts}: use a shared disk, or copy the snapshot")
+            sys.exit(f"ranks start at {starts}: share or copy the snapshot and data, use one seed")
 
     def _run_batch(self, inputs, targets):
         self.optimizer.zero_grad()
@@ -159,9 +163,10 @@ class Trainer:
         slowest = busy_ms.argmax()
         median = busy_ms.median()  # of two ranks, the faster one's
         epochs = self.args.log_every / len(self.train_loader)  # that these steps are
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         metrics = {
             "loss": losses.mean(),
-            "gradient_norm": nn.utils.get_total_norm(p.grad for p in self.model.parameters()),
+            "gradient_norm": nn.utils.get_total_norm(gradients),
             "learning_rate": self.optimizer.param_groups[0]["lr"],
             "samples_per_second": epochs * self.train_loader.sampler.total_size / seconds,
             "peak_memory_gb": memory.max() / 1e9,
@@ -181,8 +186,11 @@ class Trainer:
         self.data_seconds = 0.0
 
     def _save_snapshot(self):
-        if not math.isfinite(self.loss):
-            sys.exit(f"the loss is {self.loss}, so nothing is saved: lower the learning rate?")
+        states = [self.model.state_dict(), *self.optimizer.state.values()]
+        tensors = [value for state in states for value in state.values() if torch.is_tensor(value)]
+        finite = math.isfinite(self.loss) and all(tensor.isfinite().all() for tensor in tensors)
+        if not finite:
+            sys.exit("cannot save: the loss or a weight is nan or inf; lower the learning rate?")
         if not self.is_main:
             return
         snapshot = {
@@ -220,6 +228,8 @@ class Trainer:
     def train(self):
         total = self.args.total_epochs
         steps = len(self.train_loader)
+        if steps == 0:
+            sys.exit("there is no batch to train with: is the data set empty?")
         where = f"{self.device} of {socket.gethostname()}"
         self._log(f"{self.epochs_run} of {total} epochs done, {steps} steps per epoch, on {where}")
         if self.epochs_run >= total:
@@ -282,7 +292,6 @@ def main(args):
         args.batch_size,
         sampler=sampler,
         num_workers=args.num_workers,
-        persistent_workers=args.num_workers > 0,
         pin_memory=device.type == "cuda",
     )
     Trainer(model, train_loader, loss_fn, optimizer, device, args).train()

@@ -11,7 +11,7 @@ from torch import nn
 
 import singlegpu
 from tools.launch.jobs import free_port, pretend_gpus
-from tools.launch.snapshots import load
+from tools.launch.snapshots import load, load_gpt
 from tools.steps import ROOT, STEPS
 
 SCRIPTS = [STEPS[0].base, *(step.file for step in STEPS)]
@@ -223,6 +223,12 @@ def position(path):
     """Returns how many epochs, and samples of the next one, are trained in a snapshot."""
     snapshot = load(path)
     return snapshot["epochs_run"], snapshot["samples_run"]
+
+
+def load_state(folder, name):
+    """Returns what the snapshot in a folder says by that name: a file, or the newest folder."""
+    files = [path for path in folder.glob("snapshot*") if path.suffix != ".tmp"]
+    return load_gpt(*files)[name]
 
 
 def assert_equal(one, other):

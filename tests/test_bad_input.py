@@ -299,7 +299,11 @@ def test_loss_of_a_gpt_that_is_not_finite(shell, script, options):
 
 
 def assert_not_finite(job):
-    job.fails("the loss is ", documented_error("so nothing is saved: lower the learning rate?"))
+    job.fails(
+        documented_error(
+            "cannot save: the loss or a weight is nan or inf; lower the learning rate?"
+        )
+    )
     assert "Traceback" not in job.output
 
 
@@ -354,7 +358,8 @@ def test_node_that_missed_the_snapshot(shell, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["singlegpu.py", "10", "--snapshot_path", str(snapshot)])
     singlegpu.main(singlegpu.parse_args())
     error = documented_error(
-        "ranks start at epochs [10, 0]: use a shared disk, or copy the snapshot"
+        "ranks start at [(10, 'seed 0, 2048 samples'), (0, 'seed 0, 2048 samples')]: "
+        "share or copy the snapshot and data, use one seed"
     )
     job = shell.ranks_on([shell.folder / "a", shell.folder / "b"], "multinode.py 20 5")
     job.fails(error)

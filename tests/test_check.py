@@ -80,17 +80,17 @@ BACKWARD = "        loss.backward()\n"
 SAVED = '"optimizer": self.optimizer.state_dict()'
 OTHER = '"optimizer": torch.optim.SGD(self.model.parameters(), momentum=0.9).state_dict()'
 NAN = "        self.model.net1.bias.grad[:] = math.nan\n"
-CHECK_LOSS = "if not math.isfinite(self.loss):"
+CHECK_FINITE = "if not finite:"
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
     "check, edits, message",
     [
-        ("starts", (BACKWARD, "        loss.backward(\n"), 'own.py", line 70\n.*loss.backward\\('),
-        ("starts", (BACKWARD, "        loss.back()\n"), "line 70, in _run_batch\n.*loss.back\\("),
+        ("starts", (BACKWARD, "        loss.backward(\n"), 'own.py", line 72\n.*loss.backward\\('),
+        ("starts", (BACKWARD, "        loss.back()\n"), "line 72, in _run_batch\n.*loss.back\\("),
         ("weights", (BACKWARD, BACKWARD + "        self.model.eval()\n"), "in eval mode"),
-        ("weights", (BACKWARD, BACKWARD + NAN, CHECK_LOSS, "if False:"), "After 1 steps.* NaN"),
+        ("weights", (BACKWARD, BACKWARD + NAN, CHECK_FINITE, "if False:"), "After 1 steps.* NaN"),
         ("snapshot", (SAVED, OTHER), "state in it is empty"),
         ("seed", ("    torch.manual_seed(args.seed)\n", ""), "begin with different weights"),
     ],

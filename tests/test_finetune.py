@@ -249,7 +249,7 @@ UNUSABLE = "cannot use model: broken, or not the layout of Llama"
         (unknown_config, UNUSABLE),
         (no_tokenizer, UNUSABLE),
         (fewer_layers, "cannot load the weights of model: another model's?"),
-        (nan_weights, "the loss is nan, so nothing is saved"),
+        (nan_weights, "cannot save: the loss or a weight is nan"),
     ],
 )
 def test_what_is_no_llama(tmp_path, monkeypatch, change, message):

@@ -400,7 +400,7 @@ def test_snapshots_need_a_shared_disk(shell):
     command = f"{write_script(shell, 'fsdp.py')} 1 {SMALL} {SHORT_VAL} --text {shell.folder}/text"
     shell.ranks_on(folders, command).succeeds()
     shell.ranks_on(folders, command).fails(
-        "ranks start at epochs ['epoch_0001_sample_000000000000', None]: use a shared disk, or copy"
+        "ranks start at [('epoch_0001_sample_000000000000', 'seed 0, ", "), (None, 'seed 0, "
     )
 
 

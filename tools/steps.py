@@ -17,11 +17,11 @@ class Step(NamedTuple):
 
 STEPS = [
     Step("singlegpu.py", "multigpu.py", 42),
-    Step("multigpu.py", "multigpu_torchrun.py", 20),
+    Step("multigpu.py", "multigpu_torchrun.py", 22),
     Step("multigpu_torchrun.py", "multinode.py", 16),
-    Step("multinode.py", "resumable.py", 58),
-    Step("resumable.py", "preemptible.py", 28),
-    Step("preemptible.py", "elastic_ddp.py", 78),
+    Step("multinode.py", "resumable.py", 62),
+    Step("resumable.py", "preemptible.py", 32),
+    Step("preemptible.py", "elastic_ddp.py", 85),
 ]
 JOB_STEPS = [
     Step("slurm/singlegpu.sbatch", "slurm/multigpu.sbatch", 8),
@@ -37,11 +37,11 @@ RECIPES = [
     Step("multinode.py", "recipes/evaluate.py", 38),
     Step("recipes/evaluate.py", "recipes/images.py", 66),
     Step("multinode.py", "recipes/tensorboard_logging.py", 18),
-    Step("recipes/tensorboard_logging.py", "recipes/monitor.py", 40),
+    Step("recipes/tensorboard_logging.py", "recipes/monitor.py", 42),
     Step("recipes/monitor.py", "recipes/stragglers.py", 40),
     Step("multinode.py", "recipes/profiler.py", 16),
     Step("multinode.py", "recipes/verify.py", 35),
-    Step("multinode.py", "recipes/fsdp.py", 52),
+    Step("multinode.py", "recipes/fsdp.py", 58),
 ]
 PREEMPTIBLE_RECIPES = [
     Step("preemptible.py", "recipes/step_timeout.py", 28),
@@ -52,14 +52,14 @@ ELASTIC_RECIPES = [
 ]
 BY_HAND = [
     Step("multigpu_torchrun.py", "by_hand/ddp.py", 45),
-    Step("by_hand/ddp.py", "by_hand/zero.py", 74),
-    Step("by_hand/zero.py", "by_hand/fsdp.py", 74),
+    Step("by_hand/ddp.py", "by_hand/zero.py", 76),
+    Step("by_hand/zero.py", "by_hand/fsdp.py", 76),
 ]
 GPT = [
-    Step("preemptible.py", "gpt/gpt.py", 142),  # the model comes
+    Step("preemptible.py", "gpt/gpt.py", 144),  # the model comes
     Step("gpt/gpt.py", "gpt/schedule.py", 70),
     Step("gpt/schedule.py", "gpt/pretrain.py", 68),
-    Step("gpt/pretrain.py", "gpt/dcp.py", 78),
+    Step("gpt/pretrain.py", "gpt/dcp.py", 82),
     Step("gpt/dcp.py", "gpt/fsdp.py", 32),
     Step("gpt/fsdp.py", "gpt/hsdp.py", 17),
     Step("gpt/fsdp.py", "gpt/accumulate.py", 24),

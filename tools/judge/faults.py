@@ -33,10 +33,7 @@ SET_EPOCH = "        self.train_loader.sampler.set_epoch(epoch)\n"
 DDP = "        self.model = nn.parallel.DistributedDataParallel(model)\n"
 SAVE_ON_MAIN = "    def _save_snapshot(self):\n        if not self.is_main:\n            return\n"
 SAVE_ON_ALL = "    def _save_snapshot(self):\n"
-LOAD = (
-    "        if os.path.exists(args.snapshot_path):\n"
-    "            self._load_snapshot(args.snapshot_path)\n"
-)
+LOAD = "            self._load_snapshot(args.snapshot_path)\n"
 LOAD_OPTIMIZER = '            self.optimizer.load_state_dict(snapshot["optimizer"])\n'
 SAVE_OPTIMIZER = '            "optimizer": self.optimizer.state_dict(),\n'
 SAVE_POSITION = '            "samples_run": self.samples_run,\n'
@@ -133,7 +130,7 @@ FAULTS = [
         "preemptible",
         "signal",
         (
-            "self.steps % 10 == 0 and self._any_rank_stops()  # too slow for every step",
+            "self.steps % self.check_every == 0 and self._any_rank_stops()",
             "self.stop_requested",
         ),
     ),
@@ -234,8 +231,8 @@ FAULTS = [
         "resume previous restart",
         (
             LOAD,
-            "        if dist.get_rank() == 0 and os.path.exists(args.snapshot_path):\n"
-            "            self._load_snapshot(args.snapshot_path)\n",
+            "            if self.is_main:\n"
+            "                self._load_snapshot(args.snapshot_path)\n",
         ),
     ),
     Fault(
@@ -303,8 +300,8 @@ FAULTS = [
         "resumable",
         "disks",
         (
-            "all_gather_object(starts, (self.epochs_run, self.samples_run))",
-            "all_gather_object(starts, self.epochs_run)",
+            "all_gather_object(starts, (self.epochs_run, self.samples_run, self.order))",
+            "all_gather_object(starts, (self.epochs_run, self.order))",
         ),
     ),
     Fault("signals reach data workers", "preemptible", "signal", (OWN_SESSION, "")),

@@ -199,6 +199,8 @@ class Ranks(Job):
                 "GROUP_RANK": str(len(set(folders[:rank])) - (local_rank > 0)),
             }
             folder.mkdir(exist_ok=True)
+            if Path(script).name == "singlegpu.py":
+                world = {}  # it is started with python
             env = environment() | master | world | variables
             args = (
                 str(ROOT / script),

@@ -34,7 +34,8 @@ def init_process_group(backend=None, device_id=None, **options):
     """Makes a group of gloo's, in the place of NCCL's."""
     global group_of_nccl
     real_init_process_group("gloo", **options)
-    group_of_nccl = None if backend == "gloo" else dist.group.WORLD
+    # With cpu:gloo,cuda:nccl, a tensor on a CPU goes through gloo.
+    group_of_nccl = dist.group.WORLD if backend == "nccl" else None
 
 
 def barrier(group=None):

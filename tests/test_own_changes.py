@@ -1,0 +1,253 @@
+"""What a reader changes, or a cluster does, must not go wrong in silence."""
+
+import re
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import DROPOUT, NIGHTLY, SHORT_VAL, SIGNAL, load_state, patched
+from test_gpt import TINY
+from test_gpus import NAMES, options_of
+
+from tools.launch.jobs import pretend_gpus
+from tools.launch.snapshots import load, write_text
+
+GPT = f"{TINY} --text text --batch_size 4"
+# Killed by SIGKILL after five of the steps of an epoch, of which the snapshot has four.
+STOPPED = [
+    ("resumable.py", "--save_every_steps 4", 320),
+    ("elastic_ddp.py", "--save_every_steps 4", 320),
+    ("gpt/gpt.py", f"{GPT} --generate 0 --save_every_steps 4", 40),
+    ("gpt/dcp.py", f"{GPT} {SHORT_VAL} --generate 0 --save_every_steps 4", 40),
+]
+
+
+def start(shell, script, options, setup="", ranks=2, **variables):
+    path = shell.folder / "patched" / Path(script).name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(patched(script, setup))
+    return shell.ranks(f"{path} {options}", ranks, **variables)
+
+
+def resize(size):
+    return f"ToyDataset = script.ToyDataset\nscript.ToyDataset = lambda _: ToyDataset({size})\n"
+
+
+@pytest.mark.parametrize("script, options, samples", STOPPED)
+def test_other_seed_or_data_within_an_epoch(shell, script, options, samples):
+    """It is refused, and the snapshot left as it is; the same seed and data go on."""
+    write_text(shell.folder / "text", 100, 8)
+    variables = {"SIGNAL": "9", "SIGNAL_AT": f"0 {samples}"}
+    assert start(shell, script, f"2 {options}", SIGNAL, **variables).wait() == -signal.SIGKILL
+    job = start(shell, script, f"2 {options} --seed 1")
+    job.fails("it ends within an epoch of seed 0, ", ", not of seed 1, ")
+    if script.startswith("gpt/"):
+        (shell.folder / "text").rename(shell.folder / "other")  # of the same size
+        job = start(shell, script, f"2 {options.replace('text text', 'text other')}")
+        job.fails("it ends within an epoch of seed 0, ", ", not of seed 0, ")
+        (shell.folder / "other").rename(shell.folder / "text")
+    else:
+        job = start(shell, script, f"2 {options}", resize(2049))
+        job.fails("of seed 0, 2048 samples, not of seed 0, 2049 samples")
+    assert "0 of 1 epochs done" in start(shell, script, f"1 {options}").succeeds()
+    # Between epochs, both may change.
+    assert "1 of 2 epochs done" in start(shell, script, f"2 {options} --seed 1").succeeds()
+
+
+def test_older_snapshot_within_an_epoch(shell):
+    """It does not say which seed and data it was made with: taken, with a line."""
+    variables = {"SIGNAL": "9", "SIGNAL_AT": "0 320"}
+    start(shell, "resumable.py", "1 --save_every_steps 4", SIGNAL, **variables).wait()
+    snapshot = load(shell.folder / "snapshot.pt")
+    del snapshot["order"]
+    torch.save(snapshot, shell.folder / "snapshot.pt")
+    output = start(shell, "resumable.py", "1").succeeds()
+    assert output.count("the snapshot does not name its seed and data") == 1
+
+
+@pytest.mark.parametrize("script", ["multinode.py", "elastic_ddp.py"])
+def test_ranks_with_data_of_unequal_length(shell, script):
+    setup = resize("2048 - 8 * int(os.environ['RANK'])")
+    job = start(shell, script, "2", setup)
+    job.fails("ranks start at [(0, ", "2048 samples'), (0, ", "2040 samples')]")
+    assert not (shell.folder / "snapshot.pt").exists()
+
+
+# Breaks a value of rank 1 after a step that is counted over all epochs.
+BREAK = """
+right_run_batch = script.Trainer._run_batch
+def run_batch_and_break(self, inputs, targets):
+    right_run_batch(self, inputs, targets)
+    if self.epochs_run == 1 and os.environ["RANK"] in os.environ["BROKEN"]:
+        name, value = os.environ["VALUE"].split()
+        tensors = self.optimizer.param_groups[0]["params"]
+        if name != "weight":
+            tensors = [state[name] for state in self.optimizer.state.values()]
+        tensor = getattr(tensors[0], "_local_tensor", tensors[0])
+        tensor.data.view(-1)[0] = float(value)
+script.Trainer._run_batch = run_batch_and_break
+"""
+
+
+@pytest.mark.parametrize(
+    "script, broken, value",
+    [
+        ("multinode.py", "01", "weight nan"),
+        ("multinode.py", "01", "momentum_buffer inf"),
+        ("elastic_ddp.py", "01", "momentum_buffer inf"),
+        ("recipes/fsdp.py", "1", "momentum_buffer inf"),
+        ("by_hand/zero.py", "1", "momentum_buffer inf"),
+        ("by_hand/fsdp.py", "1", "weight inf"),
+        ("gpt/pretrain.py", "01", "exp_avg_sq inf"),
+        ("gpt/fsdp.py", "1", "exp_avg_sq inf"),
+    ],
+)
+def test_nothing_that_is_not_finite_is_saved(shell, script, broken, value):
+    """Of the last step of an epoch, so that no loss shows it; or in one rank's shard."""
+    write_text(shell.folder / "text", 8 + 12, 8)
+    options = f"2 1 --batch_size {1024 if script != 'gpt' else 4}"
+    if script.startswith("gpt/"):
+        options = f"2 1 {GPT} {SHORT_VAL} --generate 0 --learning_rate 1e-9"
+    if script == "elastic_ddp.py":
+        options = "2 1 --global_batch_size 2048"
+    job = start(shell, script, options, BREAK, BROKEN=broken, VALUE=value)
+    job.fails("cannot save: the loss or a weight is nan or inf; lower the learning rate?")
+    assert "Traceback" not in job.output
+    assert load_state(shell.folder, "epochs_run") == 1
+
+
+@pytest.mark.parametrize("script, ranks", [("singlegpu.py", 1), ("multinode.py", 2)])
+def test_resumed_with_data_workers_and_dropout(shell, script, ranks):
+    options = "--num_workers 1 --snapshot_path"
+    for epochs in (1, 2):
+        start(shell, script, f"{epochs} 1 {options} resumed", DROPOUT, ranks).succeeds()
+    start(shell, script, f"2 1 {options} straight", DROPOUT, ranks).succeeds()
+    resumed, straight = (load(shell.folder / name)["model"] for name in ("resumed", "straight"))
+    assert all(torch.equal(resumed[name], straight[name]) for name in straight)
+
+
+def test_workers_of_ranks_draw_different_numbers(shell):
+    setup = """
+class Dataset(script.ToyDataset):
+    def __getitem__(self, index):
+        if index % 100 == 0:
+            print("drawn", torch.rand(()).item())
+        return super().__getitem__(index)
+script.ToyDataset = Dataset
+"""
+    output = start(shell, "multinode.py", "2 --num_workers 2", setup).succeeds()
+    drawn = re.findall(r"drawn (\S+)", output)
+    assert len(drawn) == len(set(drawn)) > 30
+
+
+FAILING = """
+import errno
+def fail(*args):
+    raise OSError(errno.ESTALE, "Stale file handle")
+"""
+
+
+@pytest.mark.parametrize(
+    "script, call, options",
+    [
+        ("singlegpu.py", "lstat", ""),
+        ("elastic_ddp.py", "lstat", ""),
+        ("gpt/dcp.py", "listdir", f"{GPT} {SHORT_VAL} --generate 0"),
+    ],
+)
+def test_a_passing_error_is_no_missing_snapshot(shell, script, call, options):
+    write_text(shell.folder / "text", 100, 8)
+    start(shell, script, f"1 {options}", ranks=1).succeeds()
+    setup = f"{FAILING}\nscript.os.{call} = fail"
+    assert start(shell, script, f"2 {options}", setup, ranks=1).wait() != 0
+    assert load_state(shell.folder, "epochs_run") == 1
+
+
+def test_a_link_that_leads_nowhere(shell):
+    """Its disk may be away for a moment, and must not be replaced by a snapshot from scratch."""
+    (shell.folder / "snapshot.pt").symlink_to(shell.folder / "away" / "snapshot.pt")
+    shell.ranks("multinode.py 1").fails("cannot load snapshot.pt: move it or set another")
+    assert (shell.folder / "snapshot.pt").is_symlink()
+
+
+# With steps of this length, a signal must be seen after so many of them.
+@pytest.mark.parametrize("pause, steps", [(0.3, 4), (0.02, 60)])
+def test_a_signal_is_seen_within_a_second(shell, pause, steps):
+    setup = f"""
+run_batch = script.Trainer._run_batch
+def pause_and_run_batch(self, inputs, targets):
+    time.sleep({pause} * int(os.environ["RANK"]))  # rank 0 waits for rank 1
+    run_batch(self, inputs, targets)
+script.Trainer._run_batch = pause_and_run_batch
+"""
+    job = start(shell, "preemptible.py", "9", setup + SIGNAL, SIGNAL="15", SIGNAL_AT="0 320")
+    job.fails("stopped by a signal")
+    snapshot = load(shell.folder / "snapshot.pt")
+    seen = snapshot["epochs_run"] * 2048 + snapshot["samples_run"]
+    assert 0 < (seen - 320) / 64 <= steps
+
+
+def test_fast_steps_are_not_slowed_down(shell):
+    """It asks whether to stop every hundredth step at most."""
+    setup = """
+asks = script.Trainer._any_rank_stops
+def count_and_ask(self):
+    print("asked")
+    return asks(self)
+script.Trainer._any_rank_stops = count_and_ask
+"""
+    output = start(shell, "preemptible.py", "40", setup, ranks=1).succeeds()
+    assert 20 < output.count("asked") < 70  # of 2560 steps
+
+
+@pytest.mark.parametrize("script", ["singlegpu.py", "multigpu.py"])
+def test_started_with_torchrun(shell, script):
+    job = shell.start(f"torchrun --standalone --nproc_per_node=2 {script} 1")
+    job.fails("start this script with python, not with torchrun")
+
+
+@pytest.mark.parametrize("script", ["multigpu_torchrun.py", "preemptible.py", "elastic_ddp.py"])
+def test_empty_data(shell, script):
+    start(shell, script, "1", resize(0)).fails("there is no batch to train with: is the data set")
+
+
+def test_newest_snapshot_is_sent_between_cpus(shell):
+    """With NCCL, each GPU would else hold the bytes of a snapshot."""
+    folders = [shell.folder / "a", shell.folder / "b"]
+    shell.ranks_on(folders[:1], "elastic_ddp.py 1", **pretend_gpus(1)).succeeds()
+    script = shell.folder / "patched.py"
+    setup = """
+send = script.dist.broadcast
+def note_and_send(tensor, *args, **options):
+    print("sent on", tensor.device)
+    return send(tensor, *args, **options)
+torch.distributed.distributed_c10d.broadcast = note_and_send
+"""
+    script.write_text(patched("elastic_ddp.py", setup))
+    output = shell.ranks_on(folders, f"{script} 2", **pretend_gpus(1)).succeeds()
+    assert "1 of 2 epochs done" in output
+    assert set(re.findall("sent on (.*)", output)) == {"cpu"}
+
+
+FREEZE = """
+configure_optimizer = getattr(script, "configure_optimizer", None)
+def freeze(model):
+    first = next(module for module in model.modules() if list(module.parameters(recurse=False)))
+    first.requires_grad_(False)
+for name in ("ToyModel", "ConvNet", "GPT", "Llama"):
+    if hasattr(script, name):
+        class Frozen(getattr(script, name)):
+            def __init__(self, *args):
+                super().__init__(*args)
+                freeze(self)
+        setattr(script, name, Frozen)
+"""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=NIGHTLY) for n in NAMES if n.startswith(("recipes/", "gpt/"))]
+)
+def test_with_a_frozen_layer(shell, name):
+    options = options_of(shell, name).replace("_size 2", "_size 2")
+    start(shell, name, f"1 1 {options} --snapshot_path {shell.folder}/s", FREEZE).succeeds()
