@@ -161,8 +161,10 @@ if hasattr(script, "GPT"):
     generate = getattr(script.GPT, "generate", None)
     script.GPT.generate = lambda self, *arguments: generate(self, *arguments[:-1], 4)
 """
-# Sends every rank the signal SIGNAL at SIGNAL_AT, a number of epochs and one of samples.
+# Sends every rank the signal SIGNAL at SIGNAL_AT, a number of epochs and one of samples. The ranks
+# ask after every tenth step whether to stop, however long the steps take.
 SIGNAL = """
+script.Trainer.check_every = property(lambda self: 10, lambda self, steps: None)
 undisturbed_run_batch = script.Trainer._run_batch
 def run_batch_after_signal(self, inputs, targets):
     if os.environ.get("SIGNAL_AT") == f"{self.epochs_run} {self.samples_run}":

@@ -207,10 +207,6 @@ def save_slowly(self):
     save_snapshot(self)
 script.Trainer._save_snapshot = save_slowly
 """
-# Asks whether to stop after every tenth step, however long they take.
-EVERY_TENTH = """
-script.Trainer.check_every = property(lambda self: 10, lambda self, steps: None)
-"""
 SAY_GROUP = """
 import atexit
 atexit.register(lambda: print("group left:", not script.dist.is_initialized()))
@@ -303,7 +299,7 @@ def test_resumed_by_each_stage(shell):
         signum, at = stop or (0, "")
         if stop:
             options += " --save_every_steps 5"
-        script = patch(shell, setup + (SIGNAL + EVERY_TENTH if stop else ""), name)
+        script = patch(shell, setup + (SIGNAL if stop else ""), name)
         job = shell.ranks(f"{script} {options}", ranks, SIGNAL=str(signum), SIGNAL_AT=at)
         # Where one rank is killed, the other may get SIGTERM.
         assert job.wait() in {0: [0], 9: [-9, -15], 15: [1]}[signum], job.output

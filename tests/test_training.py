@@ -132,8 +132,8 @@ torch.save = save
 
 
 def test_killed_while_saving_leaves_a_snapshot(shell):
-    (shell.folder / "killed.py").write_text(patched("singlegpu.py", KILLED_WHILE_SAVING))
-    assert shell.ranks(f"{shell.folder}/killed.py 3 1").wait() == -signal.SIGKILL
+    (shell.folder / "singlegpu.py").write_text(patched("singlegpu.py", KILLED_WHILE_SAVING))
+    assert shell.ranks(f"{shell.folder}/singlegpu.py 3 1").wait() == -signal.SIGKILL
     assert "1 of 3 epochs done" in shell.ranks("singlegpu.py 3 1").succeeds()
 
 
