@@ -213,14 +213,15 @@ atexit.register(lambda: print("group left:", not script.dist.is_initialized()))
 """
 
 
-def test_sigterm_to_one_of_three(shell):
+@pytest.mark.parametrize("name", [SCRIPT, "elastic_ddp.py"])
+def test_sigterm_to_one_of_three(shell, name):
     """All stop after the same step, and end only when rank 0 has saved it, however long it takes.
 
     Otherwise, srun --kill-on-bad-exit would end rank 0 while it saves.
     """
-    script = patch(shell, SLOW_SAVE + SAY_GROUP)
+    script = patch(shell, SLOW_SAVE + SAY_GROUP, name)
     snapshot = shell.folder / "snapshot.pt"
-    folders = [shell.folder / name for name in "abc"]
+    folders = [shell.folder / node for node in "abc"]
     job = shell.ranks_on(folders, f"{script} 100 1 --snapshot_path {snapshot}")
     job.wait_for("saved")
     os.kill(job.ranks[1].pid, signal.SIGTERM)
@@ -232,8 +233,7 @@ def test_sigterm_to_one_of_three(shell):
     assert "saved" not in after
     epochs, samples = position(snapshot)
     assert f"epoch {epochs} + {samples} samples |" in before
-    output = shell.ranks_on(folders, f"{SCRIPT} {epochs + 1} 1 --snapshot_path {snapshot}")
-    output.succeeds()
+    shell.ranks_on(folders, f"{name} {epochs + 1} 1 --snapshot_path {snapshot}").succeeds()
 
 
 def test_epochs_of_one_step(shell):

@@ -131,10 +131,11 @@ torch.save = save
 """
 
 
-def test_killed_while_saving_leaves_a_snapshot(shell):
-    (shell.folder / "killed.py").write_text(patched("singlegpu.py", KILLED_WHILE_SAVING))
+@pytest.mark.parametrize("name", [name for name in SCRIPTS if name != "multigpu.py"])
+def test_killed_while_saving_leaves_a_snapshot(shell, name):
+    (shell.folder / "killed.py").write_text(patched(name, KILLED_WHILE_SAVING))
     assert shell.ranks(f"{shell.folder}/killed.py 3 1").wait() == -signal.SIGKILL
-    assert "1 of 3 epochs done" in shell.ranks("singlegpu.py 3 1").succeeds()
+    assert "1 of 3 epochs done" in shell.ranks(f"{name} 3 1").succeeds()
 
 
 def test_bar_on_a_terminal(tmp_path):

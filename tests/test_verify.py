@@ -89,6 +89,13 @@ def test_one_bit_of_one_weight(shell):
     assert not job.processes()
 
 
+def test_two_ranks_differ(shell):
+    """Which of the two is right, nobody knows: both are named."""
+    script = write(shell, "recipes/verify.py", AT_STEP.format(step=7, fault=FLIP_BIT))
+    job = shell.ranks(f"{script} 1 --verify_every 10", 2)
+    job.fails("step 10: net2.weight differs on ranks [0, 1]")
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_fault_is_named(shell, fault):
     setup, line = FAULTS[fault]

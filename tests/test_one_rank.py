@@ -1,0 +1,102 @@
+"""What is a rank's own: its group's options, its random numbers, its bar, its end."""
+
+import re
+import signal
+from datetime import timedelta
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from helpers import KILL, SCRIPTS, SIGNAL, patched
+from test_bad_input import module
+from test_gpus import NAMES
+
+from tools.launch.jobs import pretend_gpus
+
+RESUMABLE = ["resumable.py", "preemptible.py", "elastic_ddp.py"]  # at any step
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "singlegpu.py"])
+def test_group_on_gpus(name, monkeypatch):
+    """It is NCCL's, bound to the rank's own GPU, and has the timeout that the user has set."""
+    init_process_group = Mock(side_effect=KeyboardInterrupt)
+    monkeypatch.setattr(dist, "init_process_group", init_process_group)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    for variable, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(variable, value)
+    args = SimpleNamespace(timeout=3)
+    with pytest.raises(KeyboardInterrupt):
+        module(name).main(*([1, args] if name == "multigpu.py" else [args]))
+    expected = {"device_id": torch.device("cuda", 1)}
+    if name in ("elastic_ddp.py", "recipes/own_disks.py"):
+        expected["timeout"] = timedelta(minutes=3)
+    init_process_group.assert_called_with("nccl", **expected)
+
+
+# For `patched`: on pretended GPUs, whose generator is that of the CPU unless it is made their own.
+TELL = """
+rank = int(os.environ["RANK"])
+if script.__file__.endswith("multigpu.py"):
+    script.main = functools.partial(script.main, rank)
+gpu_rng = torch.Generator()
+torch.cuda.default_generators = [gpu_rng] * 2
+torch.cuda.manual_seed_all = gpu_rng.manual_seed
+sys.stderr.isatty = lambda: True
+
+class Progress(script.tqdm):
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, desc=f"bar of rank {rank}", **options)
+
+class Dataset(script.ToyDataset):
+    def __getitem__(self, index):
+        print(f"rank {rank} reads with seed {torch.initial_seed()}")
+        return super().__getitem__(index)
+
+class Model(script.ToyModel):
+    def forward(self, inputs):
+        print(f"rank {rank} trains with seed {gpu_rng.initial_seed()}")
+        return super().forward(inputs)
+
+script.tqdm, script.ToyDataset, script.ToyModel = Progress, Dataset, Model
+"""
+
+
+@pytest.mark.parametrize("name", SCRIPTS[1:])
+def test_seeds_and_bar(shell, name):
+    """Augmentation and dropout differ between ranks, and can be repeated; rank 0 has the bar."""
+    (shell.folder / "script.py").write_text(patched(name, TELL))
+    option = "--global_batch_size 1024" if name == "elastic_ddp.py" else "--batch_size 512"
+    job = shell.ranks(f"{shell.folder}/script.py 2 {option}", 2, **pretend_gpus(2))
+    output = job.succeeds()
+    seeds = {"reads": [0, 2], "trains": [0, 2]}  # of rank 0, in two epochs
+    if name in RESUMABLE:
+        seeds["trains"] = [0, 1024, 2048, 3072]
+    for rank in range(2):
+        for action in seeds:
+            found = re.findall(rf"rank {rank} {action} with seed (\d+)", output)
+            assert {int(seed) for seed in found} == {seed + rank for seed in seeds[action]}
+    assert "bar of rank 0" in output and "bar of rank 1" not in output
+
+
+@pytest.mark.parametrize(
+    ("backend", "killed", "saved"), [("gloo", 1, True), ("gloo", 0, False), ("nccl", 1, False)]
+)
+def test_save_after_failure(shell, backend, killed, saved):
+    """Of the ranks of a node, 0 saves; none does after an error of NCCL."""
+    no_real_nccl = f"script.dist.get_backend = lambda *group: {backend!r}"
+    (shell.folder / "script.py").write_text(patched("elastic_ddp.py", KILL + no_real_nccl))
+    kill = {"KILL_BEFORE_STEP": "5", "KILL_RANK": str(killed)}
+    assert shell.ranks(f"{shell.folder}/script.py 1", 2, **kill).wait() != 0
+    assert (shell.folder / "snapshot.pt").exists() == saved
+
+
+@pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("name", ["preemptible.py", "elastic_ddp.py"])
+def test_signal(shell, name, signum):
+    (shell.folder / "script.py").write_text(patched(name, SIGNAL))
+    sent = {"SIGNAL": str(signum.value), "SIGNAL_AT": "0 0"}
+    shell.ranks(f"{shell.folder}/script.py 1", 1, **sent).fails("stopped by a signal")
