@@ -1,7 +1,6 @@
-"""What is a rank's own: its group's options, its random numbers, its bar, its end."""
+"""What is a rank's own: its group's options, its random numbers, its bar, its last snapshot."""
 
 import re
-import signal
 from datetime import timedelta
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -9,13 +8,11 @@ from unittest.mock import Mock
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import KILL, SCRIPTS, SIGNAL, patched
+from helpers import KILL, SCRIPTS, patched
 from test_bad_input import module
 from test_gpus import NAMES
 
 from tools.launch.jobs import pretend_gpus
-
-RESUMABLE = ["resumable.py", "preemptible.py", "elastic_ddp.py"]  # at any step
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "singlegpu.py"])
@@ -40,28 +37,21 @@ def test_group_on_gpus(name, monkeypatch):
 # For `patched`: on pretended GPUs, whose generator is that of the CPU unless it is made their own.
 TELL = """
 rank = int(os.environ["RANK"])
-if script.__file__.endswith("multigpu.py"):
-    script.main = functools.partial(script.main, rank)
 gpu_rng = torch.Generator()
 torch.cuda.default_generators = [gpu_rng] * 2
 torch.cuda.manual_seed_all = gpu_rng.manual_seed
 sys.stderr.isatty = lambda: True
+script.tqdm.__init__ = functools.partialmethod(script.tqdm.__init__, desc=f"bar of rank {rank}")
 
-class Progress(script.tqdm):
-    def __init__(self, *arguments, **options):
-        super().__init__(*arguments, desc=f"bar of rank {rank}", **options)
+def tell(action, rng, method):
+    def tell_and_call(self, argument):
+        print(f"rank {rank} {action} with seed {rng.initial_seed()}")
+        return method(self, argument)
+    return tell_and_call
 
-class Dataset(script.ToyDataset):
-    def __getitem__(self, index):
-        print(f"rank {rank} reads with seed {torch.initial_seed()}")
-        return super().__getitem__(index)
-
-class Model(script.ToyModel):
-    def forward(self, inputs):
-        print(f"rank {rank} trains with seed {gpu_rng.initial_seed()}")
-        return super().forward(inputs)
-
-script.tqdm, script.ToyDataset, script.ToyModel = Progress, Dataset, Model
+Dataset, Model = script.ToyDataset, script.ToyModel
+Dataset.__getitem__ = tell("reads", torch.default_generator, Dataset.__getitem__)
+Model.forward = tell("trains", gpu_rng, Model.forward)
 """
 
 
@@ -70,10 +60,10 @@ def test_seeds_and_bar(shell, name):
     """Augmentation and dropout differ between ranks, and can be repeated; rank 0 has the bar."""
     (shell.folder / "script.py").write_text(patched(name, TELL))
     option = "--global_batch_size 1024" if name == "elastic_ddp.py" else "--batch_size 512"
-    job = shell.ranks(f"{shell.folder}/script.py 2 {option}", 2, **pretend_gpus(2))
-    output = job.succeeds()
+    ranks = shell.ranks(f"{shell.folder}/script.py 2 {option}", 2, **pretend_gpus(2))
+    output = ranks.succeeds()
     seeds = {"reads": [0, 2], "trains": [0, 2]}  # of rank 0, in two epochs
-    if name in RESUMABLE:
+    if name in SCRIPTS[4:]:  # these can resume at any step
         seeds["trains"] = [0, 1024, 2048, 3072]
     for rank in range(2):
         for action in seeds:
@@ -92,11 +82,3 @@ def test_save_after_failure(shell, backend, killed, saved):
     kill = {"KILL_BEFORE_STEP": "5", "KILL_RANK": str(killed)}
     assert shell.ranks(f"{shell.folder}/script.py 1", 2, **kill).wait() != 0
     assert (shell.folder / "snapshot.pt").exists() == saved
-
-
-@pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("name", ["preemptible.py", "elastic_ddp.py"])
-def test_signal(shell, name, signum):
-    (shell.folder / "script.py").write_text(patched(name, SIGNAL))
-    sent = {"SIGNAL": str(signum.value), "SIGNAL_AT": "0 0"}
-    shell.ranks(f"{shell.folder}/script.py 1", 1, **sent).fails("stopped by a signal")

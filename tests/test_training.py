@@ -131,11 +131,12 @@ torch.save = save
 """
 
 
-@pytest.mark.parametrize("name", [name for name in SCRIPTS if name != "multigpu.py"])
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_killed_while_saving_leaves_a_snapshot(shell, name):
     (shell.folder / "killed.py").write_text(patched(name, KILLED_WHILE_SAVING))
+    (shell.folder / "script.py").write_text(patched(name, ""))
     assert shell.ranks(f"{shell.folder}/killed.py 3 1").wait() == -signal.SIGKILL
-    assert "1 of 3 epochs done" in shell.ranks(f"{name} 3 1").succeeds()
+    assert "1 of 3 epochs done" in shell.ranks(f"{shell.folder}/script.py 3 1").succeeds()
 
 
 def test_bar_on_a_terminal(tmp_path):
