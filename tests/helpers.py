@@ -59,7 +59,9 @@ def patched(script, setup):
     """Returns the source of a script that runs `script` after `setup`, Python code that changes it.
 
     In `setup`, the module of the script is called `script`; its main has not run yet.
+    The ranks of multigpu.py, too, can then be started as others are, one by one.
     """
+    rank = 'int(os.environ["LOCAL_RANK"]), ' if script == "multigpu.py" else ""
     return f"""
 import functools, importlib.util, os, sys, time
 import torch
@@ -70,7 +72,7 @@ sys.modules["script"] = script
 spec.loader.exec_module(script)
 {setup}
 if __name__ == "__main__":
-    script.main(script.parse_args())
+    script.main({rank}script.parse_args())
 """
 
 

@@ -213,17 +213,20 @@ atexit.register(lambda: print("group left:", not script.dist.is_initialized()))
 """
 
 
-def test_sigterm_to_one_of_three(shell):
+@pytest.mark.parametrize(
+    ("name", "signum"), [(SCRIPT, signal.SIGTERM), ("elastic_ddp.py", signal.SIGINT)]
+)
+def test_signal_to_one_of_three(shell, name, signum):
     """All stop after the same step, and end only when rank 0 has saved it, however long it takes.
 
     Otherwise, srun --kill-on-bad-exit would end rank 0 while it saves.
     """
-    script = patch(shell, SLOW_SAVE + SAY_GROUP)
+    script = patch(shell, SLOW_SAVE + SAY_GROUP, name)
     snapshot = shell.folder / "snapshot.pt"
-    folders = [shell.folder / name for name in "abc"]
+    folders = [shell.folder / node for node in "abc"]
     job = shell.ranks_on(folders, f"{script} 100 1 --snapshot_path {snapshot}")
     job.wait_for("saved")
-    os.kill(job.ranks[1].pid, signal.SIGTERM)
+    os.kill(job.ranks[1].pid, signum)
     assert job.wait() == 1
     assert job.output.count("stopped by a signal") == 3
     assert job.output.count("group left: True") == 3  # or NCCL warns
@@ -232,15 +235,14 @@ def test_sigterm_to_one_of_three(shell):
     assert "saved" not in after
     epochs, samples = position(snapshot)
     assert f"epoch {epochs} + {samples} samples |" in before
-    output = shell.ranks_on(folders, f"{SCRIPT} {epochs + 1} 1 --snapshot_path {snapshot}")
-    output.succeeds()
+    shell.ranks_on(folders, f"{name} {epochs + 1} 1 --snapshot_path {snapshot}").succeeds()
 
 
 def test_epochs_of_one_step(shell):
     """Steps are counted over the epochs: it saves every seventh, once, and stops at a signal."""
     job = shell.ranks(f"{SCRIPT} 100000 100000 --batch_size 1024 --save_every_steps 7", 2)
     job.wait_for("saved", times=3)
-    job.signal(signal.SIGTERM)
+    job.signal(signal.SIGINT)
     job.fails("stopped by a signal")
     saved = re.findall(r"epoch (\d+ \+ \d+) samples", job.output)
     assert saved[:3] == ["7 + 0", "14 + 0", "21 + 0"]

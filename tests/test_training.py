@@ -131,10 +131,15 @@ torch.save = save
 """
 
 
-def test_killed_while_saving_leaves_a_snapshot(shell):
-    (shell.folder / "singlegpu.py").write_text(patched("singlegpu.py", KILLED_WHILE_SAVING))
-    assert shell.ranks(f"{shell.folder}/singlegpu.py 3 1").wait() == -signal.SIGKILL
-    assert "1 of 3 epochs done" in shell.ranks("singlegpu.py 3 1").succeeds()
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_killed_while_saving_leaves_a_snapshot(shell, name):
+    scripts = []
+    for folder, setup in [("killed", KILLED_WHILE_SAVING), ("whole", "")]:
+        scripts.append(shell.folder / folder / name)
+        scripts[-1].parent.mkdir()
+        scripts[-1].write_text(patched(name, setup))
+    assert shell.ranks(f"{scripts[0]} 3 1").wait() == -signal.SIGKILL
+    assert "1 of 3 epochs done" in shell.ranks(f"{scripts[1]} 3 1").succeeds()
 
 
 def test_bar_on_a_terminal(tmp_path):

@@ -1,0 +1,32 @@
+"""Each mutation in mutations.txt fails the tests beside it: in a copy, in all its files at once."""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+from helpers import NIGHTLY
+
+from tools.steps import ROOT
+
+PYTEST = [sys.executable, "-m", "pytest", "-n", "0", "-m", "", "-p", "no:warnings"]
+TIME_LIMIT_S = 300
+_, *MUTATIONS = (ROOT / "tests" / "mutations.txt").read_text().splitlines()
+pytestmark = NIGHTLY
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_mutation(mutation, tmp_path):
+    patterns, old, new, test = mutation.split(" | ")
+    copy = tmp_path / "copy"
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*"))
+    tests = []
+    for path in [path for pattern in patterns.split() for path in copy.glob(pattern)]:
+        text = path.read_text()
+        assert text.count(old) == 1, f"mutations.txt: {old!r} is not once in {path.name}"
+        path.write_text(text.replace(old, new))
+        tests.append(f"tests/test_{test}".format(path.relative_to(copy)))
+    command = [*PYTEST, f"--basetemp={tmp_path}/tmp", *tests]
+    run = subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=TIME_LIMIT_S)
+    assert run.returncode == 1, run.stdout + run.stderr
+    assert f"= {len(tests)} failed in " in run.stdout, run.stdout

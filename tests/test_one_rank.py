@@ -1,0 +1,85 @@
+"""What is a rank's own: its group's options, its random numbers, its bar, its last snapshot."""
+
+import re
+from datetime import timedelta
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from helpers import KILL, SCRIPTS, patched
+from test_bad_input import module
+from test_gpus import NAMES
+
+from tools.launch.jobs import pretend_gpus
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "singlegpu.py"])
+def test_group_on_gpus(name, monkeypatch):
+    """It is NCCL's, bound to the rank's own GPU, and has the timeout that the user has set."""
+    init_process_group = Mock(side_effect=KeyboardInterrupt)
+    monkeypatch.setattr(dist, "init_process_group", init_process_group)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    for variable, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(variable, value)
+    args = SimpleNamespace(timeout=3)
+    with pytest.raises(KeyboardInterrupt):
+        module(name).main(*([1, args] if name == "multigpu.py" else [args]))
+    expected = {"device_id": torch.device("cuda", 1)}
+    backend = "nccl"
+    if name in ("elastic_ddp.py", "recipes/own_disks.py"):
+        backend = "cpu:gloo,cuda:nccl"
+        expected["timeout"] = timedelta(minutes=3)
+    init_process_group.assert_called_with(backend, **expected)
+
+
+# For `patched`: on pretended GPUs, whose generator is that of the CPU unless it is made their own.
+TELL = """
+rank = int(os.environ["RANK"])
+gpu_rng = torch.Generator()
+torch.cuda.default_generators = [gpu_rng] * 2
+torch.cuda.manual_seed_all = gpu_rng.manual_seed
+sys.stderr.isatty = lambda: True
+script.tqdm.__init__ = functools.partialmethod(script.tqdm.__init__, desc=f"bar of rank {rank}")
+
+def tell(action, rng, method):
+    def tell_and_call(self, argument):
+        print(f"rank {rank} {action} with seed {rng.initial_seed()}")
+        return method(self, argument)
+    return tell_and_call
+
+Dataset, Model = script.ToyDataset, script.ToyModel
+Dataset.__getitem__ = tell("reads", torch.default_generator, Dataset.__getitem__)
+Model.forward = tell("trains", gpu_rng, Model.forward)
+"""
+
+
+@pytest.mark.parametrize("name", SCRIPTS[1:])
+def test_seeds_and_bar(shell, name):
+    """Augmentation and dropout differ between ranks, and can be repeated; rank 0 has the bar."""
+    (shell.folder / "script.py").write_text(patched(name, TELL))
+    option = "--global_batch_size 1024" if name == "elastic_ddp.py" else "--batch_size 512"
+    ranks = shell.ranks(f"{shell.folder}/script.py 2 {option}", 2, **pretend_gpus(2))
+    output = ranks.succeeds()
+    seeds = {"reads": [0, 2], "trains": [0, 2]}  # of rank 0, in two epochs
+    if name in SCRIPTS[4:]:  # these can resume at any step
+        seeds["trains"] = [0, 1024, 2048, 3072]
+    for rank in range(2):
+        for action in seeds:
+            found = re.findall(rf"rank {rank} {action} with seed (\d+)", output)
+            assert {int(seed) for seed in found} == {seed + rank for seed in seeds[action]}
+    assert "bar of rank 0" in output and "bar of rank 1" not in output
+
+
+@pytest.mark.parametrize(("gpus", "killed", "saved"), [(0, 1, True), (0, 0, False), (2, 1, False)])
+def test_save_after_failure(shell, gpus, killed, saved):
+    """Of the ranks of a node, 0 saves; none does after an error of NCCL."""
+    (shell.folder / "script.py").write_text(patched("elastic_ddp.py", KILL))
+    kill = {"KILL_BEFORE_STEP": "5", "KILL_RANK": str(killed)}
+    if gpus > 0:
+        kill |= pretend_gpus(gpus)
+    assert shell.ranks(f"{shell.folder}/script.py 1", 2, **kill).wait() != 0
+    assert (shell.folder / "snapshot.pt").exists() == saved
