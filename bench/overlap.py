@@ -1,7 +1,7 @@
 """Measures when the all-reduces of by_hand/ddp.py run, on all ranks that torchrun starts:
 
     slurm/pocket-cluster -n 2 -g 1 -b 100mbit srun -N 2 --gpus-per-node=1 \
-        slurm/torchrun_script.sh bench/overlap.py
+        slurm/torchrun_script.sh -m bench.overlap
 
 Draws them into runs/, too. The network is the one there is, such as the pocket cluster's links. The
 computation is not: in backward(), each block of the model pauses, since nodes that share a
@@ -12,20 +12,16 @@ import argparse
 import os
 import re
 import statistics
-import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-from by_hand import ddp  # noqa: E402
-from gpt.gpt import Block  # noqa: E402
-from tools.pages.charts import draw  # noqa: E402
+from gpt.gpt import Block
+from tools.pages.charts import draw
+from tools.steps import ROOT
 
 FORMS = ["after backward()", "a hook each", "buckets"]
 PAGE = ROOT / "docs" / "by_hand" / "ddp.md"
@@ -37,7 +33,7 @@ PAUSE_S = 0.05  # of a block in backward()
 def source(form):
     """Returns the code of a form: one of the two that the page begins with, or by_hand/ddp.py."""
     fences = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    sources = [*fences, Path(ddp.__file__).read_text()]
+    sources = [*fences, (ROOT / "by_hand" / "ddp.py").read_text()]
     return sources[FORMS.index(form)]
 
 
