@@ -76,7 +76,8 @@ def benchmark(variants, options, batch_sizes, context, folder):
             output = run(f"{torchrun} --batch_size {sizes[0]}")
             if output is None:
                 print(f"out of memory with a batch size of {sizes.pop(0)}", flush=True)
-        tokens_per_second, mfu = re.findall(r"(\S+) tokens/s, MFU (\S+)%", output)[-1]
+        # Of the last epoch: the line of the whole training ends with other words.
+        tokens_per_second, mfu = re.findall(r"(\S+) tokens/s, MFU (\S+)%$", output, re.M)[-1]
         memory = re.search(r"peak memory (\S+) GB", output)[1]
         yield f"| {name} | {sizes[0]} | {tokens_per_second} | {mfu} % | {memory} GB |"
 
