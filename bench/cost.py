@@ -36,10 +36,6 @@ def measure(torchrun, arguments):
     return json.loads(figures.read_text())
 
 
-def on_this_machine(ranks):
-    return f"torchrun --standalone --nproc_per_node={ranks}"
-
-
 def on_cluster(nodes, ranks, link):
     """Returns the command that runs torchrun on each node of a pocket cluster."""
     cluster = f"slurm/pocket-cluster -n {nodes} -g {ranks}"
@@ -56,7 +52,8 @@ def measure_scaling():
         arguments = f"--n_head {heads} --batch_size {BATCH_SIZE} {BATCH_SIZE // ranks}"
         if ranks == 2:
             arguments += " --trace runs/cost/trace.json"
-        scaling[ranks] = measure(on_this_machine(ranks), f"{arguments} --repetitions 5")
+        torchrun = f"torchrun --standalone --nproc_per_node={ranks}"
+        scaling[ranks] = measure(torchrun, f"{arguments} --repetitions 5")
     return scaling
 
 

@@ -55,38 +55,17 @@ class Recorder:
     def record(self, what, since):
         self.spans[what].append((since, self.now()))
 
+    def pause(self, block, gradients):
+        """Stands in for the computation of a block's gradients, as a hook that comes before it."""
+        since = self.now()
+        time.sleep(PAUSE_S)
+        self.record("backward", since)
+
     def record_all_reduce(self, tensor, async_op=False):
         since = self.now()
         work = self.all_reduce(tensor, async_op=True)
         work.get_future().add_done_callback(lambda _: self.record("all-reduce", since))
         return work if async_op else work.wait()
-
-
-class Pause(torch.autograd.Function):
-    """Passes its input on, and takes PAUSE_S in the backward pass."""
-
-    @staticmethod
-    def forward(context, x, recorder):
-        context.recorder = recorder
-        return x.clone()
-
-    @staticmethod
-    def backward(context, gradient):
-        since = context.recorder.now()
-        time.sleep(PAUSE_S)
-        context.recorder.record("backward", since)
-        return gradient, None
-
-
-class SlowBlock(Block):
-    """A GPT's block, with a pause in the backward pass before its gradients are computed."""
-
-    def __init__(self, recorder):
-        super().__init__(CONFIG)
-        self.recorder = recorder
-
-    def forward(self, x):
-        return Pause.apply(super().forward(x), self.recorder)
 
 
 def measure(form, blocks, steps):
@@ -95,11 +74,15 @@ def measure(form, blocks, steps):
     exec(compile(source(form), form, "exec"), namespace)
     recorder = Recorder()
     namespace["BUCKET_SIZE"] = sum(p.numel() for p in Block(CONFIG).parameters())
-    model = nn.Sequential(*[SlowBlock(recorder) for _ in range(blocks)])
+    model = nn.Sequential(*[Block(CONFIG) for _ in range(blocks)])
+    for block in model:
+        block.register_full_backward_pre_hook(recorder.pause)
     model = namespace["DistributedDataParallel"](model)
     results = []
     for _ in range(1 + steps):  # the first connects the ranks
-        loss = model(torch.randn(1, CONTEXT, CONFIG.n_embd)).square().mean()
+        # Without a gradient of its own, the first block's hook would warn.
+        inputs = torch.randn(1, CONTEXT, CONFIG.n_embd, requires_grad=True)
+        loss = model(inputs).square().mean()
         model.zero_grad()
         dist.barrier()
         recorder.clear()
