@@ -43,7 +43,7 @@ chaos: .venv/run  ## inject faults into a training on three nodes: make chaos FA
 	python -m tools.chain.chaos $(FAULTS) $(if $(SEED),--seed $(SEED)) $(if $(filter local,$(DISKS)),--local-disks)
 
 bench: .venv/bench  ## compare the speed with a bare loop, raw DDP, Accelerate and Fabric
-	python bench/epoch_time.py $(BENCH_ARGS)
+	python -m bench.epoch_time $(BENCH_ARGS)
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

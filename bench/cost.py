@@ -1,99 +1,77 @@
-"""Measures what distributed training costs on this machine; draws it, and prints tables: cost.py
+"""Measures what distributed training costs on this machine: python -m bench.cost
 
 Trains a small GPT in several placements on pocket clusters, whose links it limits, and on one to
-four ranks of this machine. Fits bench/formula.py to two placements, and predicts the others. The
-figures go into runs/cost/.
+four ranks of this machine. Fits the formula of bench/scaling.py to two placements, and predicts the
+others. Prints tables; draws, and keeps the figures, in runs/cost/.
 """
 
 import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
-from pathlib import Path
 
-from formula import all_reduce, step
-from measure import bus_bandwidth
 from tqdm import tqdm
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.append(str(ROOT))
-from tools.pages.charts import draw  # noqa: E402
+from bench.launch import output_of, run
+from bench.measure import bus_bandwidth
+from bench.scaling import all_reduce, step
+from tools.pages.charts import draw
+from tools.steps import ROOT
 
-MEASURE = str(ROOT / "bench" / "measure.py")
 OUT = ROOT / "runs" / "cost"
 LINKS = {"no limit": None, "100 Mbit/s": 100e6 / 8, "20 Mbit/s": 20e6 / 8}  # bytes per second
 PLACEMENTS = [(1, 4), (2, 2), (4, 1)]  # nodes, ranks per node
 FITTED = [(1, 4, "no limit"), (4, 1, "100 Mbit/s")]
+SMALLEST, LARGEST = "1024", "1048576"  # of the sizes of all-reduces, in bytes
 BUCKETS = 2  # that DDP makes of 3.3 MB: 1 MiB, and the rest
 BATCH_SIZE = 24  # of the scaling runs: divisible by 1, 2, 3 and 4
 SCALING_HEADS = [2, 4]
 
 
-def run(command, arguments):
-    """Runs measure.py by `command`; returns its figures."""
-    result = OUT / "figures.json"
-    result.unlink(missing_ok=True)
-    command = [*command, MEASURE, *arguments.split(), "--json", str(result)]
-    done = subprocess.run(command, cwd=OUT, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
-    return json.loads(result.read_text())
-
-
-def on_this_machine(ranks):
-    return ["torchrun", "--standalone", f"--nproc_per_node={ranks}"]
+def measure(torchrun, arguments):
+    """Returns the figures of bench/measure.py, run by `torchrun`."""
+    figures = OUT / "figures.json"
+    figures.unlink(missing_ok=True)
+    output_of(f"{torchrun} -m bench.measure --json {figures.relative_to(ROOT)} {arguments}")
+    return json.loads(figures.read_text())
 
 
 def on_cluster(nodes, ranks, link):
     """Returns the command that runs torchrun on each node of a pocket cluster."""
-    cluster = [str(ROOT / "slurm" / "pocket-cluster"), f"--nodes={nodes}", f"--gpus={ranks}"]
+    cluster = f"slurm/pocket-cluster -n {nodes} -g {ranks}"
     if LINKS[link]:
-        cluster.append(f"--bandwidth={link.split()[0]}mbit")
-    srun = ["srun", f"--nodes={nodes}", "--ntasks-per-node=1", f"--gpus-per-node={ranks}"]
-    torchrun = ["torchrun", f"--nnodes={nodes}", f"--nproc_per_node={ranks}", "--rdzv_id=cost"]
-    return cluster + srun + torchrun + ["--rdzv_backend=c10d", "--rdzv_endpoint=node1:29400"]
+        cluster += f" -b {link.split()[0]}mbit"
+    return f"{cluster} srun -N {nodes} --gpus-per-node={ranks} slurm/torchrun_script.sh"
 
 
-def cluster_problem():
-    """Returns why there can be no pocket cluster here, or None."""
-    command = [ROOT / "slurm" / "pocket-cluster", "-n", "1", "-b", "1gbit", "true"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    return done.stderr.strip() if done.returncode else None
+def measure_scaling():
+    """Returns the figures of one to four ranks of this machine."""
+    heads = " ".join(map(str, SCALING_HEADS))
+    scaling = {}
+    for ranks in tqdm(range(1, 5), desc="ranks", disable=None):
+        arguments = f"--n_head {heads} --batch_size {BATCH_SIZE} {BATCH_SIZE // ranks}"
+        if ranks == 2:
+            arguments += " --trace runs/cost/trace.json"
+        torchrun = f"torchrun --standalone --nproc_per_node={ranks}"
+        scaling[ranks] = measure(torchrun, f"{arguments} --repetitions 5")
+    return scaling
 
 
-def measure_all(with_cluster, rounds):
-    """Returns the figures of each placement, of each number of ranks, and of a slow link."""
-    places = [
-        (nodes, ranks, link)
+def measure_placements(rounds):
+    """Returns the figures of each placement with each kind of link, of all rounds."""
+    placements = {
+        (nodes, ranks, link): []
         for nodes, ranks in PLACEMENTS
         for link in (LINKS if nodes > 1 else ["no limit"])
-    ]
-    if not with_cluster:
-        places = []
-    placements = {place: [] for place in places}
-    scaling = {}
-    with tqdm(total=4 + rounds * len(places) + with_cluster, unit="run", disable=None) as progress:
-        for ranks in range(1, 5):
-            heads = " ".join(map(str, SCALING_HEADS))
-            arguments = f"--n_head {heads} --batch_size {BATCH_SIZE} {BATCH_SIZE // ranks}"
-            trace = " --trace trace.json" if ranks == 2 else ""
-            scaling[ranks] = run(on_this_machine(ranks), f"{arguments} --repetitions 5{trace}")
-            progress.update()
-        for _ in range(rounds):
-            for place in places:
-                sizes = "--sizes 1024 16384 262144 1048576"
-                placements[place].append(run(on_cluster(*place), f"{sizes} --repetitions 3"))
-                progress.update()
-        slow = None
-        if with_cluster:
-            trace = "--trace trace_slow_link.json"
-            slow = run(
-                on_cluster(2, 1, "100 Mbit/s"), f"--batch_size {BATCH_SIZE} --sizes 1024 {trace}"
-            )
-            progress.update()
-    return placements, scaling, slow
+    }
+    for place in tqdm([*placements] * rounds, desc="placements", disable=None):
+        placements[place].append(measure(on_cluster(*place), "--repetitions 3"))
+    return placements
+
+
+def measure_slow_link():
+    arguments = f"--batch_size {BATCH_SIZE} --trace runs/cost/trace_slow_link.json"
+    return measure(on_cluster(2, 1, "100 Mbit/s"), arguments)
 
 
 def median_step(runs):
@@ -104,16 +82,20 @@ def median_all_reduce(runs, size):
     return statistics.median(figures["all_reduce"][size] for figures in runs)
 
 
+def median_bandwidth(runs, size):
+    """Returns the bus bandwidth between 4 ranks, in Mbit/s."""
+    return bus_bandwidth(int(size), median_all_reduce(runs, size), 4) * 8 / 1e6
+
+
 def fit(placements):
     """Returns a function that predicts the step of a placement, fitted to two of them."""
     near, far = (placements[place] for place in FITTED)
     size = far[0]["trainings"][0]["gradient_bytes"]
     computation = median_step(near)
     hops = 2 * (4 - 1)
-    latency = median_all_reduce(far, "1024") / hops
-    largest = 1048576
-    seconds = median_all_reduce(far, str(largest)) - median_all_reduce(far, "1024")
-    share = bus_bandwidth(largest, seconds, 4) / LINKS["100 Mbit/s"]  # of the link's bandwidth
+    latency = median_all_reduce(far, SMALLEST) / hops
+    seconds = median_all_reduce(far, LARGEST) - median_all_reduce(far, SMALLEST)
+    share = bus_bandwidth(int(LARGEST), seconds, 4) / LINKS["100 Mbit/s"]  # of the link's bandwidth
 
     def communication(link):
         if LINKS[link] is None:
@@ -132,9 +114,9 @@ def fit(placements):
 def print_network(placements):
     print("\nAll-reduce between 4 ranks       1 KiB, latency     1 MiB, bus bandwidth")
     for place, runs in placements.items():
-        latency = median_all_reduce(runs, "1024")
-        bandwidth = bus_bandwidth(2**20, median_all_reduce(runs, "1048576"), 4) * 8 / 1e6
-        print(f"{name(place):<32}{latency * 1e3:>12.1f} ms{bandwidth:>17,.0f} Mbit/s")
+        latency_ms = 1e3 * median_all_reduce(runs, SMALLEST)
+        bandwidth = median_bandwidth(runs, LARGEST)
+        print(f"{name(place):<32}{latency_ms:>12.1f} ms{bandwidth:>17,.0f} Mbit/s")
 
 
 def name(place):
@@ -157,44 +139,31 @@ def print_placements(placements, predict):
         print(f"{measured}{predicted * 1e3:>8.0f} ms {error}")
 
 
-def scaling_rows(scaling):
-    """Yields for each model and kind of scaling its name and the efficiency on 1 to 4 ranks."""
-    for model in range(len(SCALING_HEADS)):
-        size = scaling[1]["trainings"][2 * model]["gradient_bytes"] // 4
-        for kind, label in enumerate(("weak", "strong")):
-            seconds = [scaling[n]["trainings"][2 * model + kind]["step"] for n in scaling]
-            work = [1 if label == "weak" else 1 / n for n in scaling]
-            yield (
-                f"{size / 1e6:.1f} M parameters, {label}",
-                [w * seconds[0] / s for w, s in zip(work, seconds, strict=True)],
-                [n * w * BATCH_SIZE / s for n, w, s in zip(scaling, work, seconds, strict=True)],
-            )
-
-
 def print_scaling(scaling):
+    """Each model is trained with BATCH_SIZE samples per rank, then with as many in all."""
     print(f"\nSamples per second (efficiency), {os.cpu_count()} CPU cores")
     print(f"{'ranks':<28}" + "".join(f"{ranks:>14}" for ranks in scaling))
-    for label, efficiencies, samples in scaling_rows(scaling):
-        cells = [f"{s:.0f} ({e:.0%})" for e, s in zip(efficiencies, samples, strict=True)]
-        print(f"{label:<28}" + "".join(f"{cell:>14}" for cell in cells))
+    for row, on_one_rank in enumerate(scaling[1]["trainings"]):
+        kind = ("weak", "strong")[row % 2]
+        line = f"{on_one_rank['gradient_bytes'] / 4e6:.1f} M parameters, {kind}".ljust(28)
+        for ranks, figures in scaling.items():
+            samples = BATCH_SIZE * (ranks if kind == "weak" else 1)
+            speed = samples / figures["trainings"][row]["step"]
+            efficiency = speed / ranks / (BATCH_SIZE / on_one_rank["step"])
+            line += f"{speed:.0f} ({efficiency:.0%})".rjust(14)
+        print(line)
 
 
-def print_phases(scaling, slow):
-    columns = {"this machine": scaling[2]["phases"]}
-    if slow:
-        columns["100 Mbit/s"] = slow["phases"]
+def print_phases(columns):
     print("\nA step of 2 ranks, in ms" + "".join(f"{title:>14}" for title in columns))
-    for phase in scaling[2]["phases"]:
+    for phase in columns["this machine"]:
         cells = "".join(f"{phases[phase]:>14.1f}" for phases in columns.values())
         print(f"{phase:<24}{cells}")
 
 
 def draw_network(placements):
     bandwidths = {
-        name(place): [
-            (int(size), bus_bandwidth(int(size), median_all_reduce(runs, size), 4) * 8 / 1e6)
-            for size in runs[0]["all_reduce"]
-        ]
+        name(place): [(int(size), median_bandwidth(runs, size)) for size in runs[0]["all_reduce"]]
         for place, runs in placements.items()
         if place[0] in (1, 4)
     }
@@ -220,19 +189,22 @@ def main():
     if args.rounds < 1:
         parser.error("--rounds must be 1 or more")
     OUT.mkdir(parents=True, exist_ok=True)
-    problem = cluster_problem()
-    if problem:
-        print(f"Without a cluster, only this machine is measured. {problem}")
-    placements, scaling, slow = measure_all(not problem, args.rounds)
+    scaling = measure_scaling()
+    phases = {"this machine": scaling[2]["phases"]}
+    status, problem = run("slurm/pocket-cluster -n 1 -b 1gbit true")
+    if status == 0:
+        placements = measure_placements(args.rounds)
+        phases["100 Mbit/s"] = measure_slow_link()["phases"]
     print_scaling(scaling)
-    print_phases(scaling, slow)
-    draw("cost_clusters", None, OUT)
-    if placements:
+    print_phases(phases)
+    if status == 0:
         print_network(placements)
         predict = fit(placements)
         print_placements(placements, predict)
         draw_network(placements)
         draw_placements(placements, predict)
+    else:
+        print(f"\nWithout a cluster, only this machine is measured. {problem.strip()}")
     print(f"\nFigures and traces are in {OUT.relative_to(ROOT)}/")
 
 

@@ -1,11 +1,10 @@
-"""Times an epoch of the stages and recipes beside the same one in other forms: epoch_time.py
+"""Times an epoch of the stages and recipes beside the same one in other forms
+
+    python -m bench.epoch_time --sleep_ms 20
 
 Prints ratios: the median of 5 rounds, in each of which the candidates train for 30 epochs, taking
 turns. Absolute times say little about another machine. One rank is compared with a bare loop, two
-ranks with raw DDP. The floor is a bare loop without DataLoader that all-reduces one flat gradient.
-Some candidates alone, on two ranks, with steps that take 20 ms longer, beside the first of them:
-
-    python bench/epoch_time.py --candidates elastic_ddp.py recipes/regroup.py --sleep_ms 20
+ranks with raw DDP. --sleep_ms makes each step longer.
 """
 
 import argparse
@@ -14,29 +13,26 @@ import contextlib
 import importlib
 import io
 import os
+import shlex
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from lightning_fabric import Fabric
-from torch import nn
+from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-import singlegpu  # noqa: E402
+import singlegpu
+from bench.launch import coordinator, output_of
 
 BATCH_SIZE = 32  # per rank
-COORDINATOR = "localhost:29411"  # of regroup.py
 GLOBAL = "--global_batch_size 64 --save_every_steps 1000000"  # no snapshot while it is timed
 MODULES = {
     "multigpu_torchrun": "",
@@ -51,7 +47,7 @@ MODULES = {
     "recipes.monitor": "",
     "recipes.stragglers": "",
     "recipes.fsdp": "",
-    "recipes.regroup": f"--coordinator {COORDINATOR} {GLOBAL}",
+    "recipes.regroup": GLOBAL,
 }  # gpt/ trains another model
 
 
@@ -71,59 +67,40 @@ def build(name, arguments):
 
 
 def training(dataset, sampler):
-    """Returns model, loader, loss and optimizer as `main` of the stages builds them, on the CPU."""
+    """Returns model, optimizer and loader as `main` of the stages builds them, on the CPU."""
     torch.manual_seed(0)
     model = singlegpu.ToyModel()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    loader = DataLoader(dataset, BATCH_SIZE, sampler=sampler)
-    return model, loader, nn.MSELoss(), optimizer
+    return model, optimizer, DataLoader(dataset, BATCH_SIZE, sampler=sampler)
 
 
-def bare_epoch(model, loader, loss_fn, optimizer, backward=torch.Tensor.backward):
+def bare_epoch(model, optimizer, loader, backward=torch.Tensor.backward):
     for inputs, targets in loader:
         optimizer.zero_grad()
-        loss = loss_fn(model(inputs), targets)
+        loss = F.mse_loss(model(inputs), targets)
         backward(loss)
-        optimizer.step()
-
-
-def floor_epoch(model, dataset, loss_fn, optimizer):
-    order = torch.randperm(len(dataset))[dist.get_rank() :: dist.get_world_size()]
-    for batch in order.split(BATCH_SIZE):
-        optimizer.zero_grad()
-        loss_fn(model(dataset.inputs[batch]), dataset.targets[batch]).backward()
-        gradients = [parameter.grad for parameter in model.parameters()]
-        flat = torch.cat([gradient.flatten() for gradient in gradients])
-        dist.all_reduce(flat)
-        flat /= dist.get_world_size()
-        sizes = [gradient.numel() for gradient in gradients]
-        for gradient, mean in zip(gradients, flat.split(sizes), strict=True):
-            gradient.copy_(mean.view_as(gradient))
         optimizer.step()
 
 
 def compare(candidates, epochs, rounds):
     """Times the functions; returns for each the median of its times relative to the first's."""
-    times = {name: [] for name in candidates}
-    for _ in range(rounds + 1):
-        for seconds in times.values():
-            seconds.append(0.0)
+    names = list(candidates)
+    times = {name: [0.0] * (1 + rounds) for name in names}
+    for number in range(1 + rounds):
         for epoch in range(epochs):
             # Turn by turn, each in every place: the machine's noise then hits all alike.
-            for offset in range(len(times)):
-                name = list(times)[(offset + epoch) % len(times)]
+            for offset in range(len(names)):
+                name = names[(offset + epoch) % len(names)]
                 if dist.is_initialized():
                     dist.barrier()
                 start = time.perf_counter()
                 candidates[name](epoch)
-                times[name][-1] += time.perf_counter() - start
-    for seconds in times.values():
-        del seconds[0]  # the first round warmed up
-    baseline = next(iter(times.values()))
-    return {
-        name: statistics.median(t / b for t, b in zip(seconds, baseline, strict=True))
-        for name, seconds in times.items()
-    }
+                times[name][number] += time.perf_counter() - start
+    ratios = {}
+    for name in names:
+        pairs = list(zip(times[name], times[names[0]], strict=True))
+        ratios[name] = statistics.median(own / first for own, first in pairs[1:])  # once warm
+    return ratios
 
 
 def one_rank():
@@ -135,7 +112,7 @@ def one_rank():
     }
 
 
-def two_ranks():
+def two_ranks(coordinator_address):
     dataset = singlegpu.ToyDataset(2048)
     model, *rest = training(dataset, DistributedSampler(dataset))
     ddp = DistributedDataParallel(model)
@@ -147,29 +124,20 @@ def two_ranks():
         patch("torch.distributed.destroy_process_group"),
     ):
         for name, arguments in MODULES.items():
+            if name == "recipes.regroup":
+                arguments += f" --coordinator {coordinator_address}"
             trainer = build(name, arguments)
             candidates[f"{name.replace('.', '/')}.py"] = epoch_of(trainer)
 
     accelerator = Accelerator(cpu=True)
-    model, loader, loss_fn, optimizer = training(dataset, RandomSampler(dataset))
-    accelerated_model, accelerated_loader, accelerated_optimizer = accelerator.prepare(
-        model, loader, optimizer
-    )
-    candidates["Accelerate"] = lambda epoch: bare_epoch(
-        accelerated_model, accelerated_loader, loss_fn, accelerated_optimizer, accelerator.backward
-    )
+    accelerated = accelerator.prepare(*training(dataset, RandomSampler(dataset)))
+    candidates["Accelerate"] = lambda epoch: bare_epoch(*accelerated, accelerator.backward)
 
     fabric = Fabric(accelerator="cpu", strategy="ddp", devices=dist.get_world_size())
     fabric.launch()
-    model, loader, loss_fn, optimizer = training(dataset, RandomSampler(dataset))
-    fabric_model, fabric_optimizer = fabric.setup(model, optimizer)
-    fabric_loader = fabric.setup_dataloaders(loader)
-    candidates["Fabric"] = lambda epoch: bare_epoch(
-        fabric_model, fabric_loader, loss_fn, fabric_optimizer, fabric.backward
-    )
-
-    model, _, loss_fn, optimizer = training(dataset, RandomSampler(dataset))
-    candidates["floor"] = lambda epoch: floor_epoch(model, dataset, loss_fn, optimizer)
+    model, optimizer, loader = training(dataset, RandomSampler(dataset))
+    in_fabric = [*fabric.setup(model, optimizer), fabric.setup_dataloaders(loader)]
+    candidates["Fabric"] = lambda epoch: bare_epoch(*in_fabric, fabric.backward)
     return candidates
 
 
@@ -188,10 +156,10 @@ def epoch_of(trainer):
 
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--candidates", nargs="+", default=[])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=30, help="of each candidate in each round")
     parser.add_argument("--sleep_ms", type=float, default=0)
+    parser.add_argument("--coordinator", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -202,31 +170,21 @@ def main(args):
 
     if args.sleep_ms:
         register_module_forward_pre_hook(sleep)
-    distributed = "LOCAL_RANK" in os.environ
-    if not distributed and not args.candidates:
+    if "LOCAL_RANK" not in os.environ:
         report(compare(one_rank(), args.epochs, args.rounds))
-    if not distributed:
-        command = ["torchrun", "--standalone", "--nproc_per_node=2", __file__, *sys.argv[1:]]
-        with coordinator():
-            sys.exit(subprocess.call(command))
+        with coordinator() as port:
+            arguments = [*sys.argv[1:], "--coordinator", f"localhost:{port}"]
+            torchrun = "torchrun --standalone --nproc_per_node=2 -m bench.epoch_time"
+            print(output_of(f"{torchrun} {shlex.join(arguments)}"), end="")
+        return
     dist.init_process_group("gloo")
-    candidates = two_ranks()
-    candidates = {name: candidates[name] for name in args.candidates or candidates}
+    candidates = two_ranks(args.coordinator)
     with contextlib.redirect_stdout(io.StringIO()):  # the lines of monitor.py
         ratios = compare(candidates, args.epochs, args.rounds)
     if dist.get_rank() == 0:
         report(ratios)
     time.sleep(0.1)  # as in multigpu.py
     dist.destroy_process_group()
-
-
-@contextlib.contextmanager
-def coordinator():
-    process = subprocess.Popen([sys.executable, ROOT / "recipes" / "coordinator.py", COORDINATOR])
-    try:
-        yield
-    finally:
-        process.kill()
 
 
 def report(ratios):

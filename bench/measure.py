@@ -1,20 +1,18 @@
 """Measures what a training step costs, on all ranks that torchrun starts:
 
-    torchrun --standalone --nproc_per_node=2 bench/measure.py
+    torchrun --standalone --nproc_per_node=2 -m bench.measure
 
-Prints the time of all-reduces of several sizes, with the bandwidths that nccl-tests define, and how
-long a step of the model of gpt/pretrain.py takes, with and without its all-reduce. --json keeps the
-figures; --trace profiles some steps, and keeps a trace for chrome://tracing or ui.perfetto.dev.
+Prints the time and the bus bandwidth of all-reduces of several sizes, and how long a step of the
+model of gpt/pretrain.py takes. --json keeps the figures; --trace profiles some steps, and keeps a
+trace for chrome://tracing or ui.perfetto.dev.
 """
 
 import argparse
 import contextlib
-import functools
 import itertools
 import json
 import os
 import statistics
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,13 +21,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile, record_function, schedule
+from torch.profiler import profile, record_function, schedule
 from torch.utils.data import DataLoader, RandomSampler
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from gpt.pretrain import GPT, TextDataset, configure_optimizer, next_byte_loss
 
-SIZES = [2**n for n in (10, 14, 18, 20, 22)]  # bytes
+SIZES = [2**n for n in (10, 14, 18, 20)]  # bytes
 GPU_SIZES = [*SIZES, 2**25, 2**28, 2**30]
 N_LAYER, CONTEXT = 4, 64
 HEAD_SIZE = 64
@@ -68,7 +65,7 @@ def bus_bandwidth(size, seconds, ranks):
 
 
 class Training:
-    """Steps of a GPT with `n_head` heads, by DDP, on batches of `batch_size` chunks of text."""
+    """Trains a GPT with `n_head` heads by DDP, on batches of `batch_size` chunks of text."""
 
     def __init__(self, n_head, batch_size, device):
         torch.manual_seed(0)
@@ -113,28 +110,19 @@ class Training:
                 synchronize_device()
 
     def measure(self, repetitions):
-        """Returns the seconds of a step, with and without the all-reduce; and what is reduced."""
-        computation = times(functools.partial(self.run_step, all_reduce=False), repetitions)
-        step = times(self.run_step, repetitions)
-        return {
-            "name": self.name,
-            "gradient_bytes": self.gradient_bytes,
-            "computation": statistics.median(computation),
-            "step": statistics.median(step),
-        }
+        """Returns the seconds of a step, and what is reduced."""
+        step = statistics.median(times(self.run_step, repetitions))
+        return {"name": self.name, "gradient_bytes": self.gradient_bytes, "step": step}
 
     def profile(self, all_reduce, trace=None):
         """Returns the milliseconds of each phase of a step; writes a trace of the steps."""
-        activities = [ProfilerActivity.CPU]
-        if self.device.type == "cuda":
-            activities.append(ProfilerActivity.CUDA)
         self.profiled = True
         steps = schedule(wait=1, warmup=1, active=PROFILED_STEPS)
-        with profile(activities=activities, schedule=steps) as profiler:
+        with profile(schedule=steps) as profiler:
             for _ in range(2 + PROFILED_STEPS):
                 self.run_step(all_reduce)
                 profiler.step()
-        if trace:
+        if trace and dist.get_rank() == 0:
             profiler.export_chrome_trace(trace)
         averages = profiler.key_averages()
         events = {event.key: event for event in averages if event.device_type == DeviceType.CPU}
@@ -153,33 +141,26 @@ def profile_phases(training, trace):
 def measure(args, device):
     """Returns the figures; see `report`."""
     figures = {"ranks": dist.get_world_size(), "all_reduce": {}, "trainings": []}
-    for size in args.sizes:
+    for size in GPU_SIZES if device.type == "cuda" else SIZES:
         figures["all_reduce"][size] = measure_all_reduce(size, args.repetitions, device)
     for n_head, batch_size in itertools.product(args.n_head, args.batch_size):
         training = Training(n_head, batch_size, device)
         figures["trainings"].append(training.measure(args.repetitions))
-    if args.trace:
-        trace = args.trace if dist.get_rank() == 0 else None
-        figures["phases"] = profile_phases(
-            Training(args.n_head[0], args.batch_size[0], device), trace
-        )
+        if args.trace and "phases" not in figures:  # of the first alone
+            figures["phases"] = profile_phases(training, args.trace)
     return figures
 
 
 def report(figures):
     ranks = figures["ranks"]
-    print(f"{'all-reduce, bytes':>18}{'ms':>10}{'algbw MB/s':>12}{'busbw MB/s':>12}")
+    print(f"{'all-reduce, bytes':>18}{'ms':>10}{'busbw MB/s':>12}")
     for size, seconds in figures["all_reduce"].items():
-        algorithm_bandwidth = size / seconds / 1e6
-        print(
-            f"{size:>18,}{seconds * 1e3:>10.2f}"
-            f"{algorithm_bandwidth:>12.1f}{bus_bandwidth(size, seconds, ranks) / 1e6:>12.1f}"
-        )
+        bandwidth = bus_bandwidth(size, seconds, ranks) / 1e6
+        print(f"{size:>18,}{seconds * 1e3:>10.2f}{bandwidth:>12.1f}")
     for training in figures["trainings"]:
         print(
             f"{training['name']}, {training['gradient_bytes'] / 1e6:.1f} MB of gradients: "
-            f"{training['step'] * 1e3:.0f} ms per step, "
-            f"{training['computation'] * 1e3:.0f} ms without all-reduce"
+            f"{training['step'] * 1e3:.0f} ms per step"
         )
     for name, milliseconds in figures.get("phases", {}).items():
         print(f"{name:>18}{milliseconds:>10.2f} ms")
@@ -187,8 +168,6 @@ def report(figures):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    sizes = GPU_SIZES if torch.cuda.is_available() else SIZES
-    parser.add_argument("--sizes", type=int, nargs="*", default=sizes, help="of all-reduces, bytes")
     parser.add_argument("--n_head", type=int, nargs="+", default=[2], help="sizes of models")
     parser.add_argument("--batch_size", type=int, nargs="+", default=[32], help="per rank")
     parser.add_argument("--repetitions", type=int, default=10)

@@ -1,8 +1,7 @@
 """The memory that a GPU needs to train the GPT of gpt/, by part, for each way to split it
 
 The peak is at the start of the backward pass, when all activations are kept, or at its end, when
-they are freed and the gradients are there. Sizes are in bytes. What follows from them:
-`python bench/formula.py --params 8e9`.
+they are freed and the gradients are there. Sizes are in bytes. bench/calculator.py prints them.
 """
 
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Compares the formula of bench/memory.py with the peaks of processes on the CPU: memory_peaks.py
+"""Compares bench/memory.py with the peaks of processes on the CPU: python -m bench.memory_peaks
 
 Each rank trains three steps of a tiny model first, so that what every process needs is there, and
 then three of the model that is measured. The system tells how far its memory has grown at the peak.
@@ -9,15 +9,17 @@ import argparse
 import ctypes
 import importlib
 import os
-import random
-import subprocess
+import re
 import sys
 import tempfile
 from pathlib import Path
 
-from memory import GPT, memory
+from torch import nn
 
-ROOT = Path(__file__).resolve().parent.parent
+from bench.launch import output_of
+from bench.memory import GPT, memory
+from tools.launch.snapshots import write_text
+
 VOCAB_SIZE = 4096  # in the place of 256, so that the logits count
 CONTEXT = 256
 VAL_CHUNKS = 32
@@ -49,11 +51,9 @@ def train(script, n_layer, n_embd, arguments):
     script.main(script.parse_args())
 
 
-def measure(name, n_layer, n_embd, arguments):
+def measure(name, n_layer, n_embd, *arguments):
     """Trains on this rank, and prints the growth of its memory."""
-    sys.path.insert(0, str(ROOT))
     script = importlib.import_module(f"gpt.{name}")
-    from torch import nn
 
     class LargeVocabularyGPT(script.GPT):
         def __init__(self, config):
@@ -73,8 +73,7 @@ def measure(name, n_layer, n_embd, arguments):
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak, VmHWM
     start = process_memory("VmRSS:")
     train(script, n_layer, n_embd, arguments)
-    peak = process_memory("VmHWM:") - start
-    Path(f"{os.environ['RANK']}.peak").write_text(str(peak))
+    print("peak:", process_memory("VmHWM:") - start, "bytes")
     destroy_process_group()
 
 
@@ -88,35 +87,21 @@ def run(name, ranks, options, shape):
     shards = 1 if name == "pretrain" else ranks
     recompute, compiled = "--recompute" in options, "--compile" in options
     predicted = memory(model, samples, 4, shards, recompute, tp, pp, compiled)["peak"]
+    batch_size = samples * micro_batches
+    chunks = STEPS * batch_size * ranks // (tp * pp) + VAL_CHUNKS
     with tempfile.TemporaryDirectory() as folder:
-        batch_size = samples * micro_batches
-        chunks = STEPS * batch_size * ranks // (tp * pp) + VAL_CHUNKS
-        Path(folder, "text").write_bytes(random.Random(0).randbytes(chunks * CONTEXT + 1))
-        script = ["--script", name, "--shape", str(n_layer), str(n_embd)]
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        options = (
-            f"--text text --batch_size {batch_size} --val_tokens {VAL_CHUNKS * CONTEXT} {options}"
+        write_text(Path(folder, "text"), chunks, CONTEXT)
+        output = output_of(
+            f"torchrun --standalone --nproc_per_node={ranks} -m bench.memory_peaks"
+            f" {name} {n_layer} {n_embd} {options} --text {folder}/text"
+            f" --batch_size {batch_size} --val_tokens {VAL_CHUNKS * CONTEXT}"
         )
-        subprocess.run(
-            [*torchrun, f"--nproc_per_node={ranks}", __file__, *script, *options.split()],
-            check=True,
-            cwd=folder,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            stdout=sys.stderr,
-        )
-        measured = max(int(path.read_text()) for path in Path(folder).glob("*.peak"))
-    return predicted, measured
+    return predicted, max(map(int, re.findall(r"peak: (\d+) bytes", output)))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--script", help=argparse.SUPPRESS)
-    parser.add_argument("--shape", nargs=2, type=int, help=argparse.SUPPRESS)
-    args, arguments = parser.parse_known_args()
-    if args.script:
-        return measure(args.script, *args.shape, arguments)
-    if arguments:
-        parser.error(f"unrecognized arguments: {' '.join(arguments)}")
+    parser.parse_args()
     print(f"{'MB per rank':<50}{'ranks':>6}{'predicted':>11}{'measured':>10}{'ratio':>7}")
     for name, ranks, options, shape in RUNS:
         predicted, measured = run(name, ranks, options, shape)
@@ -125,4 +110,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    if "LOCAL_RANK" in os.environ:  # started by `run`
+        measure(*sys.argv[1:])
+    else:
+        main()

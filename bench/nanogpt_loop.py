@@ -4,14 +4,11 @@ Written after train.py of https://github.com/karpathy/nanoGPT: bench/gpu.py comp
 Its batches are random pieces of a text in memory, and there is no DDP. The model is not GPT-2's.
 """
 
-import sys
 import time
-from pathlib import Path
 
 import torch
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from gpt import pretrain
 
 

@@ -1,7 +1,7 @@
 """Measures when the all-reduces of by_hand/ddp.py run, on all ranks that torchrun starts:
 
     slurm/pocket-cluster -n 2 -g 1 -b 100mbit srun -N 2 --gpus-per-node=1 \
-        slurm/torchrun_script.sh bench/overlap.py
+        slurm/torchrun_script.sh -m bench.overlap
 
 Draws them into runs/, too. The network is the one there is, such as the pocket cluster's links. The
 computation is not: in backward(), each block of the model pauses, since nodes that share a
@@ -12,20 +12,16 @@ import argparse
 import os
 import re
 import statistics
-import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-from by_hand import ddp  # noqa: E402
-from gpt.gpt import Block  # noqa: E402
-from tools.pages.charts import draw  # noqa: E402
+from gpt.gpt import Block
+from tools.pages.charts import draw
+from tools.steps import ROOT
 
 FORMS = ["after backward()", "a hook each", "buckets"]
 PAGE = ROOT / "docs" / "by_hand" / "ddp.md"
@@ -37,7 +33,7 @@ PAUSE_S = 0.05  # of a block in backward()
 def source(form):
     """Returns the code of a form: one of the two that the page begins with, or by_hand/ddp.py."""
     fences = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    sources = [*fences, Path(ddp.__file__).read_text()]
+    sources = [*fences, (ROOT / "by_hand" / "ddp.py").read_text()]
     return sources[FORMS.index(form)]
 
 
@@ -59,38 +55,17 @@ class Recorder:
     def record(self, what, since):
         self.spans[what].append((since, self.now()))
 
+    def pause(self, block, gradients):
+        """Stands in for the computation of a block's gradients, as a hook that comes before it."""
+        since = self.now()
+        time.sleep(PAUSE_S)
+        self.record("backward", since)
+
     def record_all_reduce(self, tensor, async_op=False):
         since = self.now()
         work = self.all_reduce(tensor, async_op=True)
         work.get_future().add_done_callback(lambda _: self.record("all-reduce", since))
         return work if async_op else work.wait()
-
-
-class Pause(torch.autograd.Function):
-    """Passes its input on, and takes PAUSE_S in the backward pass."""
-
-    @staticmethod
-    def forward(context, x, recorder):
-        context.recorder = recorder
-        return x.clone()
-
-    @staticmethod
-    def backward(context, gradient):
-        since = context.recorder.now()
-        time.sleep(PAUSE_S)
-        context.recorder.record("backward", since)
-        return gradient, None
-
-
-class SlowBlock(Block):
-    """A GPT's block, with a pause in the backward pass before its gradients are computed."""
-
-    def __init__(self, recorder):
-        super().__init__(CONFIG)
-        self.recorder = recorder
-
-    def forward(self, x):
-        return Pause.apply(super().forward(x), self.recorder)
 
 
 def measure(form, blocks, steps):
@@ -99,11 +74,15 @@ def measure(form, blocks, steps):
     exec(compile(source(form), form, "exec"), namespace)
     recorder = Recorder()
     namespace["BUCKET_SIZE"] = sum(p.numel() for p in Block(CONFIG).parameters())
-    model = nn.Sequential(*[SlowBlock(recorder) for _ in range(blocks)])
+    model = nn.Sequential(*[Block(CONFIG) for _ in range(blocks)])
+    for block in model:
+        block.register_full_backward_pre_hook(recorder.pause)
     model = namespace["DistributedDataParallel"](model)
     results = []
     for _ in range(1 + steps):  # the first connects the ranks
-        loss = model(torch.randn(1, CONTEXT, CONFIG.n_embd)).square().mean()
+        # Without a gradient of its own, the first block's hook would warn.
+        inputs = torch.randn(1, CONTEXT, CONFIG.n_embd, requires_grad=True)
+        loss = model(inputs).square().mean()
         model.zero_grad()
         dist.barrier()
         recorder.clear()

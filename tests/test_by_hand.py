@@ -2,16 +2,13 @@
 
 import re
 import statistics
-import sys
 
 import pytest
 from helpers import MEASURE_MEMORY, patched
 
+from bench.overlap import FORMS, source
 from tools.launch.snapshots import load, max_abs_diff
 from tools.steps import ROOT
-
-sys.path.insert(0, str(ROOT / "bench"))
-from overlap import FORMS, source
 
 # A GPT's block, in many small buckets.
 BLOCK = f"""

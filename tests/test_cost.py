@@ -1,4 +1,4 @@
-"""The formulas of bench/formula.py, against simulations and known values."""
+"""bench/scaling.py and bench/calculator.py, against simulations and known values."""
 
 import math
 import re
@@ -8,10 +8,8 @@ import sys
 import pytest
 from helpers import needs_slurm
 
+from bench import calculator, scaling
 from tools.steps import ROOT
-
-sys.path.insert(0, str(ROOT / "bench"))
-import formula
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 8])
@@ -31,18 +29,18 @@ def test_ring(nodes):
             hops += 1
             sent += 1 / nodes
     assert all(chunk == set(range(nodes)) for node in chunks for chunk in node)
-    assert formula.all_reduce(nodes, 1.0, 0.0, 1.0) == pytest.approx(sent)
-    assert formula.all_reduce(nodes, 0.0, 1.0, 1.0) == hops
+    assert scaling.all_reduce(nodes, 1.0, 0.0, 1.0) == pytest.approx(sent)
+    assert scaling.all_reduce(nodes, 0.0, 1.0, 1.0) == hops
 
 
 def test_latency_limits_fsdp_over_all_gpus():
     """As docs/large_clusters.md says: Llama 3 8B on 2,048 GPUs, with 4 million tokens per step."""
-    assert 3 * formula.ring(formula.H100, 2048, 0.0) == pytest.approx(0.44, abs=0.005)
-    hsdp, fsdp = (formula.efficiency(formula.H100, 2048, 8e9, 4e6, hsdp) for hsdp in (True, False))
+    assert 3 * scaling.ring(scaling.H100, 2048, 0.0) == pytest.approx(0.44, abs=0.005)
+    hsdp, fsdp = (scaling.efficiency(scaling.H100, 2048, 8e9, 4e6, hsdp) for hsdp in (True, False))
     assert hsdp == pytest.approx(0.98, abs=0.005)
     assert fsdp == pytest.approx(0.40, abs=0.005)
-    without_latency = formula.H100._replace(nvlink_latency=0.0, network_latency=0.0)
-    assert formula.efficiency(without_latency, 2048, 8e9, 4e6, hsdp=False) > 0.97
+    without_latency = scaling.H100._replace(nvlink_latency=0.0, network_latency=0.0)
+    assert scaling.efficiency(without_latency, 2048, 8e9, 4e6, hsdp=False) > 0.97
 
 
 @pytest.mark.nightly
@@ -50,7 +48,7 @@ def test_latency_limits_fsdp_over_all_gpus():
 @needs_slurm
 def test_measurements():
     """What bench/cost.py does, in one round instead of three; its figures depend on the machine."""
-    command = [sys.executable, ROOT / "bench" / "cost.py", "--rounds", "1"]
+    command = [sys.executable, "-m", "bench.cost", "--rounds", "1"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1500)
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.endswith("Figures and traces are in runs/cost/\n")
@@ -58,26 +56,26 @@ def test_measurements():
 
 def test_slowest_of_two():
     """The mean of the larger of two normal values is 1 / sqrt(pi) standard deviations higher."""
-    slowdown = formula.straggling(2, 0.1, trials=100_000)
+    slowdown = scaling.straggling(2, 0.1, trials=100_000)
     assert slowdown == pytest.approx(1 + 0.1 / math.sqrt(math.pi), abs=0.001)
 
 
 def test_best_interval():
     """In the simulation, longer and shorter intervals lose more."""
-    best = formula.best_interval(save=30, failure_interval=36_000)
-    lost = [formula.lost_time(best * factor, 30, 300, 36_000, 20_000) for factor in (0.4, 1, 2.5)]
+    best = scaling.best_interval(save=30, failure_interval=36_000)
+    lost = [scaling.lost_time(best * factor, 30, 300, 36_000, 20_000) for factor in (0.4, 1, 2.5)]
     assert lost[1] < min(lost[0], lost[2])
 
 
-def run_formula(arguments, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["formula.py", *arguments.split()])
-    formula.main()
+def run_calculator(arguments, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["calculator.py", *arguments.split()])
+    calculator.main()
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--gpus 8", "the other arguments need --params"),
+        ("--gpus 8", "the following arguments are required: --params"),
         ("--params 8e9 --gpus 0", "all numbers must be 1 or more"),
         ("--params nan", "all numbers must be 1 or more"),
         ("--params 8e9 --n_layer 0", "all numbers must be 1 or more"),
@@ -89,9 +87,9 @@ def run_formula(arguments, monkeypatch):
 )
 def test_arguments_of_the_calculator(arguments, message, monkeypatch, capsys):
     if message is None:
-        return run_formula(arguments, monkeypatch)
+        return run_calculator(arguments, monkeypatch)
     with pytest.raises(SystemExit) as exit:
-        run_formula(arguments, monkeypatch)
+        run_calculator(arguments, monkeypatch)
     assert exit.value.code == 2
     assert f"error: {message}" in capsys.readouterr().err.splitlines()[-1]
 
@@ -99,14 +97,14 @@ def test_arguments_of_the_calculator(arguments, message, monkeypatch, capsys):
 def test_calculator_leaves_a_tenth(monkeypatch, capsys):
     """With a peak of 57.3 GB."""
     for gpu_memory, fits in [(63e9, "no"), (64e9, "yes")]:
-        run_formula(f"--params 8e9 --gpus 64 --gpu_memory {gpu_memory}", monkeypatch)
+        run_calculator(f"--params 8e9 --gpus 64 --gpu_memory {gpu_memory}", monkeypatch)
         assert re.search(rf"^FSDP  .* 57.3 +{fits}$", capsys.readouterr().out, re.M)
 
 
 def test_speed_of_the_calculator(monkeypatch, capsys):
     """Llama 3.1 8B on 8 GPUs with FSDP, within 5 % of torchtitan's measurement."""
-    _, parameters, tokens, (gpus, _), (published, _) = formula.PUBLISHED[0]
+    _, parameters, tokens, (gpus, _), (published, _) = scaling.PUBLISHED[0]
     shape = f"--n_layer 32 --n_embd 4096 --batch_size {tokens // 8192} --gpu_memory 1e12"
-    run_formula(f"--params {parameters} --gpus {gpus} {shape}", monkeypatch)
+    run_calculator(f"--params {parameters} --gpus {gpus} {shape}", monkeypatch)
     speed = re.search(r"^FSDP  .* ([\d,]+)$", capsys.readouterr().out, re.M)[1]
     assert int(speed.replace(",", "")) / gpus == pytest.approx(published, rel=0.05)

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import re
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -11,17 +10,12 @@ import torch
 import torch.distributed as dist
 from helpers import gpt_config
 
+from bench import gpu, measure, nanogpt_loop
+from gpt import pretrain
 from tools.steps import ROOT
 
-sys.path.insert(0, str(ROOT / "bench"))
-import gpu
-import measure
-import nanogpt_loop
-
-from gpt import pretrain
-
 N_LAYER, N_HEAD, N_EMBD, CONTEXT = 1, 1, 64, 64
-SMALL = f"--n_layer {N_LAYER} --n_head {N_HEAD} --n_embd {N_EMBD} --peak_tflops 0.01".split()
+SMALL = f"--n_layer {N_LAYER} --n_head {N_HEAD} --n_embd {N_EMBD} --peak_tflops 0.01"
 
 
 def small_model():
@@ -34,7 +28,6 @@ def small_model():
 @pytest.mark.long
 def test_table(tmp_path, monkeypatch):
     """Both loops train, and each gets a row, with the tokens per second and the MFU it printed."""
-    monkeypatch.chdir(tmp_path)
     outputs = []
     run = gpu.run
 
@@ -44,15 +37,16 @@ def test_table(tmp_path, monkeypatch):
 
     monkeypatch.setattr(gpu, "run", recorded)
     monkeypatch.setattr(gpu, "STEPS", 2)
-    variants = {name: command for name, command in gpu.VARIANTS.items() if len(command) == 1}
+    variants = {name: gpu.VARIANTS[name] for name in ("gpt/pretrain.py", "nanoGPT's loop")}
     table = gpu.report("H200", gpu.benchmark(variants, SMALL, [2], CONTEXT, tmp_path)).splitlines()
     assert table[0].startswith("| H200, torch 2.")
     flops_per_token = small_model().flops_per_token
     for name, output, row in zip(variants, outputs, table[2:], strict=True):
-        assert output.count("tokens/s") == 2  # an epoch to warm up, and the one that counts
+        epochs = re.findall(r"(\S+) tokens/s, MFU \S+%$", output, re.M)
+        assert len(epochs) == 2  # one to warm up, and the one that counts
         _, first, batch_size, throughput, mfu, memory, _ = row.split("|")
         assert (first.strip(), batch_size.strip(), memory.strip()) == (name, "2", "0.0 GB")
-        assert re.findall(r"(\S+) tokens/s", output)[-1] == throughput.strip()
+        assert epochs[-1] == throughput.strip()
         tokens_per_second = float(throughput.replace(",", ""))
         expected = 100 * tokens_per_second * flops_per_token / 0.01e12
         assert float(mfu.rstrip("% ")) == pytest.approx(expected, abs=0.06)
@@ -93,8 +87,9 @@ def test_steps_are_those_of_pretrain(tmp_path, monkeypatch):
 @pytest.mark.long
 def test_measure(shell):
     """On two ranks: it prints and keeps figures, and a trace."""
-    options = "--sizes 1024 --repetitions 1 --batch_size 2 --json figures.json --trace trace.json"
-    output = shell.ranks(f"bench/measure.py {options}", 2).succeeds()
+    options = "--repetitions 1 --batch_size 2 --json figures.json --trace trace.json"
+    torchrun = "torchrun --standalone --nproc_per_node=2 -m bench.measure"
+    output = shell.run(f"{torchrun} {options}", PYTHONPATH=str(ROOT))
     figures = json.loads((shell.folder / "figures.json").read_text())
     assert figures["ranks"] == 2 and figures["all_reduce"]["1024"] > 0
     (training,) = figures["trainings"]
@@ -108,7 +103,7 @@ def test_measure(shell):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
 def test_without_a_gpu(shell):
-    job = shell.start(f"python {ROOT}/bench/gpu.py")
+    job = shell.start("python -m bench.gpu --peak_tflops 989", PYTHONPATH=str(ROOT))
     assert job.wait() == 1
     assert job.output.startswith("no NVIDIA GPU is visible: nvidia-smi")
     assert job.output.count("\n") == 1

@@ -1,17 +1,10 @@
 """bench/memory.py: what a block keeps, and the peak of a rank as the system counts it."""
 
-import sys
-
 import pytest
 import torch
 from helpers import gpt_config
 
-from tools.steps import ROOT
-
-sys.path.insert(0, str(ROOT / "bench"))
-import memory
-import memory_peaks
-
+from bench import memory, memory_peaks
 from gpt.pretrain import GPT
 
 

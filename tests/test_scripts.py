@@ -26,7 +26,8 @@ COMMANDS = [
     pytest.param("python -m tools.chain.run --help", "usage: run.py"),
     pytest.param("python -m tools.pages.check_docs --help", "usage: check_docs.py"),
     pytest.param("python -m tools.judge.faults 1", "class Trainer:"),
-    pytest.param("python bench/recovery_time.py 1", "regroup.py: ", marks=NIGHTLY),
+    pytest.param("python -m bench.scaling", "best interval"),
+    pytest.param("python -m bench.recovery_time 1", "regroup.py: ", marks=NIGHTLY),
     pytest.param(
         "make bench BENCH_ARGS='--rounds 1 --epochs 1'",
         "x raw DDP",
@@ -44,11 +45,11 @@ TARGETS = {
 }
 # What the tests of another file run, and where it says so.
 ELSEWHERE = {
-    "bench/cost.py": ("test_cost.py", '"cost.py"'),
-    "bench/formula.py": ("test_cost.py", "formula.main()"),
-    "bench/gpu.py": ("test_gpu_bench.py", "bench/gpu.py"),
+    "bench/calculator.py": ("test_cost.py", "calculator.main()"),
+    "bench/cost.py": ("test_cost.py", '"bench.cost"'),
+    "bench/gpu.py": ("test_gpu_bench.py", "bench.gpu"),
     "bench/nanogpt_loop.py": ("test_gpu_bench.py", "gpu.VARIANTS"),
-    "bench/measure.py": ("test_gpu_bench.py", "bench/measure.py"),
+    "bench/measure.py": ("test_gpu_bench.py", "bench.measure"),
     "bench/overlap.py": ("test_by_hand.py", "bench/overlap.py"),
     "bench/memory_peaks.py": ("test_memory.py", "memory_peaks.run("),
     "tools/chain/run.py": ("test_path.py", "tools.chain.run"),

@@ -1,6 +1,7 @@
 """Starts training scripts and waits for them: as a command, or as ranks that are forked.
 
-The tests, the judge of `make check`, `make run` and the pages' pictures start ranks by this alone.
+The tests, the judge of `make check`, `make run`, the pages' pictures and bench/ start ranks by this
+alone.
 """
 
 import contextlib
@@ -111,8 +112,8 @@ class Job:
             assert not limit.passed(), f"no {text!r} in {limit.limit:.0f} s:\n{self.output}"
             time.sleep(0.01)
 
-    def wait(self):
-        limit = TimeLimit()
+    def wait(self, seconds=None):
+        limit = TimeLimit(seconds)
         while self.status() is None:
             assert not limit.passed(), f"still running after {limit.limit:.0f} s:\n{self.output}"
             time.sleep(0.01)

@@ -10,11 +10,9 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
+from bench.scaling import ETHERNET, H100, efficiency
 from tools.pages.picture import Picture, Scale
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "bench"))
-from formula import ETHERNET, H100, efficiency  # noqa: E402
+from tools.steps import ROOT
 
 EPOCH_SIZE = 2048  # samples
 LEFT, RIGHT = 52, 388
@@ -116,7 +114,7 @@ def cost_placement(data):
 
 
 def cost_clusters(_):
-    """The efficiency of large clusters, by bench/formula.py."""
+    """The efficiency of large clusters, by bench/scaling.py."""
     picture = Picture(400, 316, "Efficiency by the number of GPUs")
     gpus = [2**n for n in range(3, 15)]
     gpus_x, share_y = Scale(8, 2**14, LEFT, RIGHT, log=True), Scale(0, 1, 206, 28)

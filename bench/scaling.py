@@ -1,21 +1,17 @@
-"""What a step of data-parallel training takes, as one formula; and what follows from it
+"""What a step of data-parallel training takes on large clusters: python -m bench.scaling
 
     step = computation + all-reduce - what of it hides behind the computation
     all-reduce = buckets x hops x latency + 2 (N - 1) / N x bytes / bandwidth
 
-`bench/cost.py` fits it to this machine. Run as a script, it prints what it says of large clusters,
-whose models are sharded: there, it counts all-gathers and reduce-scatters too. With --params, it
-prints which ways to train a model fit on a GPU (bench/memory.py), and how fast they are.
+bench/cost.py fits this formula to one machine. Models of large clusters are sharded: there, it
+counts all-gathers and reduce-scatters too.
 Times are in seconds, sizes in bytes, bandwidths in bytes per second.
 """
 
 import argparse
 import math
 import random
-import sys
 from typing import NamedTuple
-
-from memory import GPT, memory
 
 
 def all_reduce(ranks, size, latency, bandwidth, buckets=1, hops=None):
@@ -214,152 +210,8 @@ def print_failures(save=30, restart=300):
         print(f"{gpus:>6}{times}{lost[0]:>8.1%}{lost[1]:>8.1%}")
 
 
-CHANNELS_PER_LAYER = 128  # GPT-3 6.7B and Llama 3 8B have 32 layers of 4096
-TP_BYTES = 3  # per number sent: bfloat16 of the matrices, float32 of the norms
-
-
-def gpt_of_size(params, vocab_size, context, n_layer=None, n_embd=None):
-    """Returns a GPT of `params` parameters, with shapes of usual proportions where none are given.
-
-    A block has 12 n_embd^2 weights.
-    """
-    width = CHANNELS_PER_LAYER
-    while n_embd is None:
-        wider = width + CHANNELS_PER_LAYER
-        blocks = 12 * wider**3 / CHANNELS_PER_LAYER
-        if blocks + (2 * vocab_size + context) * wider > params:
-            n_embd = width
-        width = wider
-    model = GPT(params, 1, n_embd, vocab_size, context)
-    return model._replace(n_layer=n_layer or max(1, round(model.block_params / (12 * n_embd**2))))
-
-
-def tensor_parallel_time(hardware, model, samples, tp, recompute):
-    """Returns the time of the collectives within layers, for which the GPU waits.
-
-    Each block gathers twice and reduce-scatters twice, forward, backward and when recomputed.
-    """
-    size = TP_BYTES * samples * model.context * model.n_embd
-    seconds = (tp - 1) * (hardware.nvlink_latency + size / tp / hardware.nvlink_bandwidth)
-    return (12 if recompute else 8) * model.n_layer * seconds
-
-
-def ways_to_train(gpus, gpus_per_node, tp, pp):
-    """Returns the name of each, how many GPUs share the state, whether it recomputes, tp and pp."""
-    ways = [("DDP", 1, False, 1, 1), ("DDP, recompute", 1, True, 1, 1)]
-    if gpus > 1:
-        ways += [("FSDP", gpus, False, 1, 1), ("FSDP, recompute", gpus, True, 1, 1)]
-    if gpus > gpus_per_node and gpus % gpus_per_node == 0:
-        ways += [("HSDP, recompute", gpus_per_node, True, 1, 1)]
-    if tp > 1:
-        ways += [(f"FSDP, recompute, TP {tp}", gpus, True, tp, 1)]
-    if pp > 1:
-        ways += [(f"FSDP, TP {tp}, PP {pp}", gpus, False, tp, pp)]
-        ways += [(f"FSDP, recompute, TP {tp}, PP {pp}", gpus, True, tp, pp)]
-    return ways
-
-
-def print_memory(args, model):
-    """Returns the ways that fit."""
-    number_bytes = {"bfloat16": 2, "float32": 4}[args.dtype]
-    print(
-        f"{model.params / 1e9:g} billion parameters: {model.n_layer} blocks of {model.n_embd} "
-        f"channels, a vocabulary of {model.vocab_size:,}\n"
-        f"GPUs: {args.gpus}, with {args.batch_size} x {model.context:,} tokens each (or each "
-        f"tensor parallel group), in {args.dtype}\n"
-    )
-    fitting = []
-    ways = ways_to_train(args.gpus, H100.gpus_per_node, args.tp_size, args.pp_size)
-    width = max(21, *(len(name) for name, *_ in ways))
-    for way in ways:
-        name, *options = way
-        parts = memory(model, args.batch_size, number_bytes, *options, compiled=args.compile)
-        if name == "DDP":
-            columns = {part: f"{part:>{max(8, len(part) + 2)}}" for part in parts}
-            print(f"{'GB per GPU':<{width}}" + "".join(columns.values()) + "  fits")
-        cells = "".join(f"{parts[part] / 1e9:>{len(text)}.1f}" for part, text in columns.items())
-        fits = parts["peak"] <= 0.9 * args.gpu_memory  # CUDA, NCCL and fragments need the rest
-        print(f"{name:<{width}}{cells}{'yes' if fits else 'no':>6}")
-        if fits:
-            fitting.append(way)
-    return fitting
-
-
-def print_speed(args, model, ways):
-    hardware = H100._replace(network_bandwidth=args.network_bandwidth)
-    heading = f"H100, {8 * args.network_bandwidth / 1e9:,.0f} Gbit/s per node"
-    print(f"\n{heading:<32}{'tokens/step':>12}{'s/step':>12}{'tokens/s':>12}")
-    for name, shards, recompute, tp, pp in ways:
-        # A tensor parallel group is like one larger GPU, which also waits for its collectives; and
-        # a pipeline, whose stages gather their parts of the model at the same time.
-        group = hardware._replace(
-            flops=H100.flops * tp * pp,
-            gpus_per_node=H100.gpus_per_node // tp,
-            nvlink_bandwidth=H100.nvlink_bandwidth * tp,
-        )
-        groups = args.gpus // (tp * pp)
-        micro_batches = args.micro_batches if pp > 1 else 1
-        tokens = args.batch_size * micro_batches * model.context * groups
-        flops = model.flops_per_token * tokens
-        shards = min(shards, groups)
-        blocks = model.n_layer // pp + 1
-        with_bubble = (micro_batches + pp - 1) / micro_batches
-        seconds, _ = step_time(
-            group, groups, model.params / pp, flops * with_bubble, shards, recompute, blocks
-        )
-        waiting = tensor_parallel_time(H100, model, args.batch_size, tp, recompute)
-        seconds += waiting * with_bubble * micro_batches / pp
-        print(f"{name:<32}{tokens:>12,}{seconds:>12.2f}{tokens / seconds:>12,.0f}")
-
-
-def parse_args():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--params", type=float, help="of a GPT, such as 8e9")
-    parser.add_argument("--gpus", type=int, default=8)
-    parser.add_argument("--gpu_memory", type=float, default=80e9, help="in bytes")
-    parser.add_argument("--batch_size", type=int, default=1, help="per GPU, or per TP group")
-    parser.add_argument("--context", type=int, default=8192, help="in tokens")
-    parser.add_argument("--vocab_size", type=int, default=128256, help="by default Llama 3's")
-    parser.add_argument("--n_layer", type=int, help="by default fitting --params, as --n_embd")
-    parser.add_argument("--n_embd", type=int)
-    parser.add_argument("--tp_size", type=int, help="by default a node, if --gpus allow it")
-    parser.add_argument("--pp_size", type=int, default=1, help="stages of a pipeline")
-    parser.add_argument("--micro_batches", type=int, default=8, help="of a pipeline")
-    bandwidth = H100.network_bandwidth
-    parser.add_argument("--network_bandwidth", type=float, default=bandwidth, help="of a node")
-    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
-    parser.add_argument("--compile", action="store_true", help="the loss; blocks count as without")
-    args = parser.parse_args()
-    if args.params is None:
-        if len(sys.argv) > 1:
-            parser.error("the other arguments need --params")
-        return args, None
-    if args.tp_size is None:
-        args.tp_size = math.gcd(args.gpus, H100.gpus_per_node)
-    numbers = [value for value in vars(args).values() if type(value) in (int, float)]
-    if not all(1 <= number < math.inf for number in numbers):
-        parser.error("all numbers must be 1 or more")
-    if args.gpu_memory < 1e9:
-        parser.error("--gpu_memory is in bytes, such as 80e9")
-    if args.gpus % args.tp_size or H100.gpus_per_node % args.tp_size:
-        parser.error("--tp_size must divide --gpus and the 8 GPUs of a node")
-    if args.gpus % (args.tp_size * args.pp_size):
-        parser.error("--pp_size times --tp_size must divide --gpus")
-    model = gpt_of_size(args.params, args.vocab_size, args.context, args.n_layer, args.n_embd)
-    if model.block_params <= 0:
-        parser.error("the embedding and the head alone have --params: lower --vocab_size")
-    return args, model
-
-
 def main():
-    args, model = parse_args()
-    if model:
-        fitting = print_memory(args, model)
-        if not fitting:
-            print("\nnothing fits: use more GPUs, a smaller --batch_size or a shorter --context")
-        elif args.dtype == "bfloat16":  # the formula's speed is that of 16-bit products
-            print_speed(args, model, fitting)
-        return
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     print_clusters()
     print_published()
     print_stragglers()
