@@ -61,7 +61,7 @@ def patched(script, setup):
     In `setup`, the module of the script is called `script`; its main has not run yet.
     The ranks of multigpu.py, too, can then be started as others are, one by one.
     """
-    rank = 'int(os.environ["LOCAL_RANK"]), ' if script == "multigpu.py" else ""
+    rank = 'int(os.environ.pop("LOCAL_RANK")), ' if script == "multigpu.py" else ""
     return f"""
 import functools, importlib.util, os, sys, time
 import torch
