@@ -1,8 +1,9 @@
 """What tests change in scripts, and the reference for their results."""
 
-import os
+import inspect
 import re
-import shutil
+import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,21 +11,23 @@ import torch
 from torch import nn
 
 import singlegpu
-from tools.launch.jobs import free_port, pretend_gpus
-from tools.launch.snapshots import load, load_gpt
+from tools.launch.jobs import TIMEOUT_S, environment, missing_packages
+from tools.launch.snapshots import load, load_gpt, max_abs_diff
 from tools.steps import ROOT, STEPS
 
 SCRIPTS = [STEPS[0].base, *(step.file for step in STEPS)]
 NIGHTLY = [pytest.mark.long, pytest.mark.nightly]
 
-MISSING = [
-    package
-    for tool, package in [("slurmctld", "slurm-wlm"), ("munged", "munge"), ("ip", "iproute2")]
-    if not shutil.which(tool, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
-]
 needs_slurm = pytest.mark.skipif(
-    bool(MISSING), reason=f"get the Slurm tests with: sudo apt-get install {' '.join(MISSING)}"
+    bool(missing_packages()),
+    reason=f"get the Slurm tests with: sudo apt-get install {' '.join(missing_packages())}",
 )
+
+
+def run(*command, folder=ROOT, **options):
+    """Runs a command with the Python of these tests; returns its status and what it has printed."""
+    options = {"env": environment(), "timeout": 10 * TIMEOUT_S} | options
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, **options)
 
 
 def long(*values):
@@ -32,11 +35,21 @@ def long(*values):
     return [pytest.param(value, marks=pytest.mark.long) for value in values]
 
 
+def fences(page, language):
+    """Returns what stands in the fences of a language on a page of docs/."""
+    text = (ROOT / "docs" / page).read_text()
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def snippet(page, start, language="bash"):
+    """Returns the one of these fences that contains `start`."""
+    (fence,) = [fence for fence in fences(page, language) if start in fence]
+    return fence
+
+
 def documented_errors():
     """Returns the lines of output that docs/errors.md and docs/hangs.md explain."""
-    pages = "".join((ROOT / "docs" / name).read_text() for name in ("errors.md", "hangs.md"))
-    found = re.findall(r"^```text\n(.*?)^```", pages, re.DOTALL | re.MULTILINE)
-    return "".join(found).splitlines()
+    return "".join(fences("errors.md", "text") + fences("hangs.md", "text")).splitlines()
 
 
 def documented_error(line, *changes):
@@ -48,24 +61,53 @@ def documented_error(line, *changes):
     return line
 
 
-def snippet(page, start):
-    """Returns the block of Bash on a page that contains `start`."""
-    text = (ROOT / "docs" / page).read_text()
-    (block,) = [b for b in re.findall(r"^```bash\n(.*?)^```", text, re.M | re.S) if start in b]
-    return block
+def before(owner, name):
+    """Decorates what `owner.name` is to call first, with its own arguments."""
+
+    def decorate(function):
+        original = getattr(owner, name)
+
+        def call_both(*args, **options):
+            function(*args, **options)
+            return original(*args, **options)
+
+        setattr(owner, name, call_both)
+
+    return decorate
 
 
-def patched(script, setup):
-    """Returns the source of a script that runs `script` after `setup`, Python code that changes it.
+def after(owner, name):
+    """Decorates what `owner.name` is to call at its end, with its own arguments."""
 
-    In `setup`, the module of the script is called `script`; its main has not run yet.
-    The ranks of multigpu.py, too, can then be started as others are, one by one.
+    def decorate(function):
+        original = getattr(owner, name)
+
+        def call_both(*args, **options):
+            result = original(*args, **options)
+            function(*args, **options)
+            return result
+
+        setattr(owner, name, call_both)
+
+    return decorate
+
+
+def patch(folder, script, setup="", name=""):
+    """Writes a script that runs `script` after `setup`, Python code that changes it.
+
+    In `setup`, the module of the script is called `script`, and its main has not run yet; `before`
+    and `after` are there as well. The ranks of multigpu.py, too, can then be started as others are,
+    one by one. Returns the path.
     """
     rank = 'int(os.environ.pop("LOCAL_RANK")), ' if script == "multigpu.py" else ""
-    return f"""
+    path = folder / (name or Path(script).name)
+    path.unlink(missing_ok=True)  # it may be a link to the script itself
+    path.write_text(f"""
 import functools, importlib.util, os, sys, time
 import torch
 from torch import nn
+{inspect.getsource(before)}
+{inspect.getsource(after)}
 spec = importlib.util.spec_from_file_location("script", {str(ROOT / script)!r})
 script = importlib.util.module_from_spec(spec)
 sys.modules["script"] = script
@@ -73,65 +115,79 @@ spec.loader.exec_module(script)
 {setup}
 if __name__ == "__main__":
     script.main({rank}script.parse_args())
-"""
+""")
+    return path
 
 
-def start_stage(shell, script, processes, arguments):
-    """Starts a stage as documented; `processes` lists how many run on each node.
+# What follows is `setup` for `patch`.
 
-    All have the same files. Stage 2 starts a process per GPU, so these are pretended.
-    """
-    if script == "singlegpu.py":
-        return [shell.start(f"python {script} {arguments}")]
-    if script == "multigpu.py":
-        return [shell.start(f"python {script} {arguments}", **pretend_gpus(processes[0]))]
-    if script == "multigpu_torchrun.py":
-        command = f"torchrun --standalone --nproc_per_node={processes[0]} {script} {arguments}"
-        return [shell.start(command)]
-    port = str(free_port())
-    return [
-        shell.start(
-            f"torchrun --nnodes={len(processes)} --nproc_per_node={n} --rdzv_backend=c10d"
-            f" --rdzv_endpoint=localhost:{port} multinode.py {arguments}"
-        )
-        for n in processes
-    ]
-
-
-# For `patched`: each rank prints how far its memory has grown at its peak, by the system's count.
-MEASURE_MEMORY = """
+MEMORY = """
 import ctypes
-
 def memory(field):
     # Without this, freed blocks of this size are kept for later, and the system counts them.
     ctypes.CDLL(None).mallopt(-3, 65536)  # M_MMAP_THRESHOLD
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith(field))
-
-init_process_group = script.dist.init_process_group
-def init_and_measure(*args, **options):
-    init_process_group(*args, **options)
+"""
+# Each rank prints how far its memory has grown at its peak, by the system's count.
+MEASURE_MEMORY = f"""{MEMORY}
+@after(script.dist, "init_process_group")
+def measure_start(*args, **options):
     script.start = memory("VmRSS:")
-script.dist.init_process_group = init_and_measure
-destroy_process_group = script.dist.destroy_process_group
-def measure_and_destroy():
+
+@before(script.dist, "destroy_process_group")
+def measure_peak():
     print("rank", os.environ["RANK"], "took", memory("VmHWM:") - script.start)
-    destroy_process_group()
-script.dist.destroy_process_group = measure_and_destroy
+
 script.Trainer._save_snapshot = lambda self: None
 """
+# A process ends when it has its model, for which `limit_memory` may have left too little memory.
+LIMIT_MEMORY = f"""{MEMORY}
+import resource
+def limit_memory(growth):
+    hard_limit = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    resource.setrlimit(resource.RLIMIT_DATA, (memory("VmData:") + growth, hard_limit))
 
-# For `patched`: kills every rank, or the one named, before a step that is counted over all epochs.
-KILL = """
-live_run_batch = script.Trainer._run_batch
-def run_batch_or_die(self, inputs, targets):
-    step = self.epochs_run * len(self.train_loader) + -(-self.samples_run // 64)
-    if step == int(os.environ.get("KILL_BEFORE_STEP", -1)):
-        if os.environ.get("KILL_RANK") in (None, os.environ["RANK"]):
-            os.kill(os.getpid(), 9)
-    live_run_batch(self, inputs, targets)
-script.Trainer._run_batch = run_batch_or_die
+@before(script, "configure_optimizer")
+def end(model, learning_rate):
+    print("started")
+    sys.exit()
 """
+# Data workers are forked, as they are under torchrun; a rank of `jobs.Ranks` would spawn them.
+FORK = """
+import multiprocessing
+multiprocessing.set_start_method("fork", force=True)
+"""
+
+
+def resize(size):
+    """The data set has so many samples."""
+    return f"ToyDataset = script.ToyDataset\nscript.ToyDataset = lambda _: ToyDataset({size})\n"
+
+
+def pause(seconds):
+    """Each step takes so much longer, so that what happens to it comes before the end."""
+    return f"""
+@before(script.Trainer, "_run_batch")
+def pause(self, inputs, targets):
+    time.sleep({seconds})
+"""
+
+
+def at_step(step, fault):
+    """Does something before a step, which each process counts from 1."""
+    return f"""
+@before(script.Trainer, "_run_batch")
+def at_step(self, inputs, targets):
+    self.step = getattr(self, "step", 0) + 1
+    rank = script.dist.get_rank()
+    if self.step == {step}:
+        {fault}
+"""
+
+
+# Kills every rank before the step KILL_AT.
+KILL = at_step('int(os.environ.get("KILL_AT", 0))', "os.kill(os.getpid(), 9)")
 DROPOUT = """
 class Model(script.ToyModel):
     def __init__(self):
@@ -139,13 +195,12 @@ class Model(script.ToyModel):
         self.relu = nn.Sequential(nn.ReLU(), nn.Dropout(0.1))
 script.ToyModel = Model
 """
+BATCH_NORM_AND_DROPOUT = DROPOUT.replace("nn.ReLU()", "nn.ReLU(), nn.BatchNorm1d(10)")
 # Logs the loss of each snapshot in full; the script logs four digits of it.
 LOG_LOSSES = """
-save_snapshot = script.Trainer._save_snapshot
-def save_and_log_loss(self):
-    save_snapshot(self)
+@after(script.Trainer, "_save_snapshot")
+def log_loss(self):
     self._log(f"at {self.epochs_run} + {self.samples_run} the loss is {self.loss!r}")
-script.Trainer._save_snapshot = save_and_log_loss
 """
 
 
@@ -163,16 +218,16 @@ if hasattr(script, "GPT"):
     generate = getattr(script.GPT, "generate", None)
     script.GPT.generate = lambda self, *arguments: generate(self, *arguments[:-1], 4)
 """
-# Sends every rank the signal SIGNAL at SIGNAL_AT, a number of epochs and one of samples. The ranks
-# ask after every tenth step whether to stop, however long the steps take.
+# Sends every rank, or the one named, the signal SIGNAL at SIGNAL_AT: an epoch, and samples of it.
+# The ranks ask after every tenth step whether to stop, however long the steps take.
 SIGNAL = """
 script.Trainer.check_every = property(lambda self: 10, lambda self, steps: None)
-undisturbed_run_batch = script.Trainer._run_batch
-def run_batch_after_signal(self, inputs, targets):
+
+@before(script.Trainer, "_run_batch")
+def signal_oneself(self, inputs, targets):
     if os.environ.get("SIGNAL_AT") == f"{self.epochs_run} {self.samples_run}":
-        os.kill(os.getpid(), int(os.environ["SIGNAL"]))
-    undisturbed_run_batch(self, inputs, targets)
-script.Trainer._run_batch = run_batch_after_signal
+        if os.environ["RANK"] == os.environ.get("SIGNAL_RANK", os.environ["RANK"]):
+            os.kill(os.getpid(), int(os.environ["SIGNAL"]))
 """
 # DDP's mean of the gradients and local SGD's of the weights are the same for a linear optimizer;
 # and AdamW and clipping would hide a constant factor.
@@ -221,6 +276,15 @@ def weights_and_momentum(path):
     snapshot = load(path)
     momentum = [state["momentum_buffer"] for state in snapshot["optimizer"]["state"].values()]
     return list(snapshot["model"].values()), momentum
+
+
+def assert_trained(path, epochs, batch_size, tolerance=1e-6, **options):
+    """Asserts that a snapshot is that of `reference_run`, but for rounding; returns the losses."""
+    weights, momentum, losses = reference_run(epochs, batch_size, **options)
+    result, result_momentum = weights_and_momentum(path)
+    assert max_abs_diff(result, weights) < tolerance
+    assert max_abs_diff(result_momentum, momentum) < 10 * tolerance
+    return losses
 
 
 def position(path):

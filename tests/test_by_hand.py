@@ -4,7 +4,7 @@ import re
 import statistics
 
 import pytest
-from helpers import MEASURE_MEMORY, patched
+from helpers import MEASURE_MEMORY, patch
 
 from bench.overlap import FORMS, source
 from tools.launch.snapshots import load, max_abs_diff
@@ -56,9 +56,8 @@ def train(shell, setup, name, *runs):
 
     Returns the weights and the optimizer's state.
     """
-    path = shell.folder / "script.py"
     for total, (script, ranks) in enumerate(runs, 1):
-        path.write_text(patched(script, setup))
+        path = patch(shell.folder, script, setup)
         command = f"{path} {total} 1 --batch_size {64 // ranks} --snapshot_path {name}"
         shell.ranks(command, ranks).succeeds()
     snapshot = load(shell.folder / name)
@@ -133,13 +132,14 @@ class AdamW(torch.optim.AdamW):
         after = memory("RssAnon:")
         print("held", *[size - script.start for size in (script.built, before, after)])
 
-def run_batch(self, inputs, targets):
+@before(script.Trainer, "_run_batch")
+def measure_built(self, inputs, targets):
     script.built = memory("RssAnon:")
-    undisturbed_run_batch(self, inputs, targets)
+
+@after(script.Trainer, "_run_batch")
+def end(self, inputs, targets):
     sys.exit()
 
-undisturbed_run_batch = script.Trainer._run_batch
-script.Trainer._run_batch = run_batch
 script.ToyModel = Model
 script.ToyDataset = lambda size: [(torch.zeros({WIDTH}), torch.zeros({WIDTH}))] * size
 torch.optim.SGD = lambda parameters, **options: AdamW(parameters)
@@ -156,8 +156,7 @@ def test_memory(shell, script, parts):
 
     The median of the ranks: at times, one of them holds a message more.
     """
-    path = shell.folder / "script.py"
-    path.write_text(patched(script, MEASURE_HELD))
+    path = patch(shell.folder, script, MEASURE_HELD)
     output = shell.ranks(f"{path} 1 1 --batch_size 1", 4).succeeds()
     found = [list(map(int, line.split())) for line in re.findall(r"held (.+)", output)]
     assert len(found) == 4
@@ -195,8 +194,7 @@ script.ToyDataset = lambda size: [(torch.zeros({WIDTH}), torch.zeros({WIDTH}))] 
 
 def test_weights(shell):
     """A rank of fsdp.py holds a quarter of the weights, and the whole of one layer."""
-    path = shell.folder / "script.py"
-    path.write_text(patched(FSDP_BY_HAND, MEASURE_WEIGHTS))
+    path = patch(shell.folder, FSDP_BY_HAND, MEASURE_WEIGHTS)
     output = shell.ranks(f"{path} 1 1 --batch_size 1", 4).succeeds()
     layer = 4 * (WIDTH**2 + WIDTH)
     expected = LAYERS * layer / 4 + layer
@@ -209,8 +207,7 @@ def test_parameter_without_gradient(shell):
     """It is refused, as by DDP, where the last step's gradients would otherwise be averaged."""
     unused = "        self.unused = nn.Parameter(torch.zeros(1))\n"
     setup = MODELS["toy"].replace("        with torch", f"{unused}        with torch")
-    path = shell.folder / "script.py"
-    path.write_text(patched("by_hand/ddp.py", setup))
+    path = patch(shell.folder, "by_hand/ddp.py", setup)
     job = shell.ranks(f"{path} 1", 2)
     assert job.wait() != 0
     assert "between two steps, each parameter must get one gradient" in job.output

@@ -6,7 +6,7 @@ import sys
 import time
 
 import pytest
-from helpers import NIGHTLY
+from helpers import NIGHTLY, run
 
 from tools.judge.check import load_task
 from tools.judge.checks import Judge, explanation, judge, toy_task
@@ -37,8 +37,7 @@ def set_back(monkeypatch):
 
 
 def check(*arguments):
-    command = [sys.executable, "-m", "tools.judge.check", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    return run("python", "-m", "tools.judge.check", *arguments)
 
 
 @pytest.mark.long

@@ -4,38 +4,34 @@ import os
 import random
 import re
 import signal
-import sys
 import time
+from itertools import zip_longest
 
 import pytest
 import torch
 import torch.distributed as dist
 from helpers import (
     DROPOUT,
-    KILL,
     LOG_LOSSES,
+    SIGNAL,
+    assert_trained,
     documented_error,
     logged_losses,
-    patched,
+    patch,
+    pause,
     position,
     reference_run,
+    resize,
     weights_and_momentum,
 )
 
 import elastic_ddp
-import singlegpu
 from tools.launch.jobs import TIMEOUT_S, free_port
-from tools.launch.snapshots import load, max_abs_diff
+from tools.launch.snapshots import load, logged_positions, max_abs_diff
 
 SCRIPT = "elastic_ddp.py"
 OWN_DISKS = "recipes/own_disks.py"
 STEPS = 32  # per epoch: global batches of 64 of 2048 samples
-
-
-def patch(shell, setup, script=SCRIPT):
-    path = shell.folder / "patched.py"
-    path.write_text(patched(script, setup))
-    return path
 
 
 @pytest.mark.parametrize("size", [2048, 2047])
@@ -57,31 +53,24 @@ def test_samples_of_an_epoch(size, batch_size, monkeypatch):
                 left = min(batch_size, size - samples_run - len(sampled))
                 # A rank that has no share takes the batch's first sample; it weighs nothing.
                 step = [share for rank, share in enumerate(step) if rank < left]
-                batch = [s for some in zip_uneven(step) for s in some]
+                batch = [s for some in zip_longest(*step) for s in some if s is not None]
                 assert len(batch) == left
                 sampled += batch
             assert sampled == order[samples_run:]
 
 
-def zip_uneven(shards):
-    return [[s[n] for s in shards if n < len(s)] for n in range(max(map(len, shards)))]
-
-
 @pytest.mark.parametrize(("ranks", "size", "batch_size"), [(3, 2047, 50), (2, 20, 1)])
 def test_uneven_shards(shell, ranks, size, batch_size):
     """50 samples are no multiple of 3, and the last batch has but 47; of 1, rank 1 has none."""
-    setup = f"ToyDataset = script.ToyDataset\nscript.ToyDataset = lambda _: ToyDataset({size})"
-    command = f"{patch(shell, setup)} 4 1 --global_batch_size {batch_size}"
-    output = shell.ranks(command, ranks).succeeds()
+    script = patch(shell.folder, SCRIPT, resize(size))
+    job = shell.ranks(f"{script} 4 1 --global_batch_size {batch_size}", ranks)
+    output = job.succeeds()
     starts = re.findall(r"rank (\d) of (\d) starts", output)
     assert sorted(starts) == [(str(rank), str(ranks)) for rank in range(ranks)]
-    weights, momentum, losses = reference_run(4, batch_size, size)
+    losses = assert_trained(shell.folder / "snapshot.pt", 4, batch_size, size=size)
     logged = [float(loss) for loss in re.findall(r"epoch [1-4] \+ 0 samples \| loss (\S+)", output)]
     assert logged == pytest.approx(losses, rel=1e-3)  # as many digits as there are
     assert load(shell.folder / "snapshot.pt")["loss"] == pytest.approx(losses[-1], rel=1e-6)
-    result, result_momentum = weights_and_momentum(shell.folder / "snapshot.pt")
-    assert max_abs_diff(result, weights) < 1e-6
-    assert max_abs_diff(result_momentum, momentum) < 1e-6
 
 
 @pytest.fixture
@@ -91,15 +80,8 @@ def float64_script(shell):
     After some thousand steps float32's roundings would hide a fault's traces. A pause in each step
     leaves this machine to those that start.
     """
-    setup = """
-torch.set_default_dtype(torch.float64)
-run_batch = script.Trainer._run_batch
-def pause_and_run_batch(self, inputs, targets):
-    time.sleep(0.02)
-    return run_batch(self, inputs, targets)
-script.Trainer._run_batch = pause_and_run_batch
-"""
-    path = patch(shell, setup, OWN_DISKS)
+    setup = "torch.set_default_dtype(torch.float64)\n" + pause(0.02)
+    path = patch(shell.folder, OWN_DISKS, setup)
     torch.set_default_dtype(torch.float64)
     yield path
     torch.set_default_dtype(torch.float32)
@@ -143,11 +125,8 @@ def stop(*jobs):
 def check_snapshot(path):
     """Asserts that the weights are those of a plain loop up to the same sample; returns which."""
     epochs, samples = position(path)
-    weights, momentum, _ = reference_run(epochs, 64, samples_run=samples)
-    result, result_momentum = weights_and_momentum(path)
-    tolerance = 1e-6 if weights[0].dtype == torch.float32 else 1e-10
-    assert max_abs_diff(result, weights) < tolerance, (epochs, samples)
-    assert max_abs_diff(result_momentum, momentum) < 10 * tolerance, (epochs, samples)
+    tolerance = 1e-6 if torch.get_default_dtype() == torch.float32 else 1e-10
+    assert_trained(path, epochs, 64, tolerance, samples_run=samples)
     return epochs, samples
 
 
@@ -166,25 +145,20 @@ def test_nodes_come_and_go(shell, float64_script):
     wait_for_world(jobs, 3)
     stop(*jobs)
     # No step was lost: where one snapshot ended the next world began, at the same sample or later.
-    logged = [positions(job.output) for job in (a, b, c, *jobs[1:])]
+    logged = [logged_positions(job.output) for job in (a, b, c, *jobs[1:])]
     assert all(saved == sorted(saved) for saved in logged), logged
     ends = [check_snapshot(shell.folder / name / "snapshot.pt") for name in ("a", "new-b", "new-c")]
     assert max(ends)[0] - min(ends)[0] <= 1
 
 
-def positions(output):
-    """Returns epoch and sample of each snapshot in the output."""
-    return [(int(e), int(s)) for e, s in re.findall(r"epoch (\d+) \+ (\d+) samples", output)]
-
-
 def test_sigterm_keeps_the_last_step(shell):
     """It resumes in mid-epoch, on another number of ranks."""
-    job = shell.ranks(f"{SCRIPT} 100 100 --save_every_steps 7", 2)
+    job = shell.ranks(f"{SCRIPT} 100000 100000 --save_every_steps 7", 2)
     job.wait_for("epoch 3 + 128 samples")
     job.signal(signal.SIGTERM)
     job.fails("stopped by a signal")
     epochs, samples = check_snapshot(shell.folder / "snapshot.pt")
-    assert (epochs, samples) == positions(job.output)[-1] > (3, 128)
+    assert (epochs, samples) == logged_positions(job.output)[-1] > (3, 128)
     output = shell.ranks(f"{SCRIPT} {epochs + 2} 1").succeeds()
     assert f"{epochs} of {epochs + 2} epochs done" in output
     assert check_snapshot(shell.folder / "snapshot.pt") == (epochs + 2, 0)
@@ -195,7 +169,7 @@ def test_sigterm_keeps_the_last_step(shell):
 def test_sigterm_to_one_of_three(shell):
     """All nodes stop after the same step and save it, without an error in any collective."""
     folders = [shell.folder / name for name in "abc"]
-    job = shell.ranks_on(folders, f"{OWN_DISKS} 1000 1000 --save_every_steps 1")
+    job = shell.ranks_on(folders, f"{OWN_DISKS} 100000 100000 --save_every_steps 1")
     job.wait_for("epoch 2 + 1024 samples")
     os.kill(job.ranks[1].pid, signal.SIGHUP)
     assert job.wait() == 1
@@ -219,7 +193,7 @@ def test_survivors_save_five_times(shell, num_nodes, kills=5):
 
     Bit for bit on two ranks. DDP adds the gradients of more in another order in its first step.
     """
-    script = patch(shell, KILL + DROPOUT + LOG_LOSSES)
+    script = patch(shell.folder, SCRIPT, SIGNAL + DROPOUT + LOG_LOSSES)
     job, undisturbed = sharing(shell, num_nodes, script, "3 1 --save_every_steps 1")
     undisturbed_losses = logged_losses(job.succeeds())
     undisturbed = undisturbed.rename(shell.folder / "undisturbed.pt")
@@ -227,11 +201,12 @@ def test_survivors_save_five_times(shell, num_nodes, kills=5):
     for step in chosen:
         rank = random.randrange(num_nodes)
         print("kills rank", rank, "before step", step)
-        die = {"KILL_BEFORE_STEP": str(step), "KILL_RANK": str(rank)}
+        killed_at = (step // STEPS, step % STEPS * 64)
+        die = {"SIGNAL": "9", "SIGNAL_AT": "{} {}".format(*killed_at), "SIGNAL_RANK": str(rank)}
         job, snapshot = sharing(shell, num_nodes, script, "3 3 --save_every_steps 7", **die)
         assert job.wait() == -signal.SIGKILL
         losses |= logged_losses(job.output)
-        assert position(snapshot) == (step // STEPS, step % STEPS * 64), job.output
+        assert position(snapshot) == killed_at, job.output
         assert len(list(shell.folder.glob("*.tmp"))) <= num_nodes
     job, snapshot = sharing(shell, num_nodes, script, "3 3 --save_every_steps 7")
     losses |= logged_losses(job.succeeds())
@@ -248,7 +223,7 @@ def test_killed_while_saving(shell):
     """Rank 0 dies as it saves, and the others as they save in its place: a file is left of each."""
     setup = "script.os.replace = lambda source, target: os.kill(os.getpid(), 9)"
     for _ in range(2):
-        job, snapshot = sharing(shell, 3, patch(shell, setup), "3 1")
+        job, snapshot = sharing(shell, 3, patch(shell.folder, SCRIPT, setup), "3 1")
         assert job.wait() == -signal.SIGKILL
         left = sorted(path.name for path in shell.folder.glob("*.tmp"))
         assert left == [f"snapshot.pt.{node}.tmp" for node in range(3)]
@@ -269,18 +244,6 @@ def test_no_older_snapshot_replaces_a_newer_one(shell):
         os.kill(rank.pid, signal.SIGCONT)
     assert job.wait() != 0
     assert load(snapshot)["epochs_run"] == 90000
-
-
-def test_resumes_from_any_stage(shell, monkeypatch):
-    """Of two nodes without a shared disk one has a snapshot, of singlegpu.py: both use it."""
-    folders = [shell.folder / name for name in ("without", "with")]
-    snapshot = folders[1] / "snapshot.pt"
-    snapshot.parent.mkdir()
-    arguments = ["singlegpu.py", "2", "2", "--batch_size", "64", "--snapshot_path", str(snapshot)]
-    monkeypatch.setattr(sys, "argv", arguments)
-    singlegpu.main(singlegpu.parse_args())
-    shell.ranks_on(folders, f"{OWN_DISKS} 3 1").succeeds()
-    assert [check_snapshot(folder / "snapshot.pt") for folder in folders] == [(3, 0)] * 2
 
 
 @pytest.mark.long

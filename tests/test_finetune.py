@@ -6,11 +6,10 @@ import re
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import PLAIN_SGD, SIGNAL, patched
+from helpers import LIMIT_MEMORY, PLAIN_SGD, SIGNAL, patch
 from safetensors.torch import load_file, save_file
 
 from gpt import finetune, finetune_chat
-from tools.launch.jobs import free_port
 from tools.launch.snapshots import load_gpt, max_abs_diff, write_text
 
 BATCH_SIZE, STEPS, CONTEXT = 12, 15, 8
@@ -50,8 +49,7 @@ def make_model(folder, kind, dtype=torch.bfloat16, **changes):
 
 def start(shell, ranks, name, setup, options="", file="gpt/finetune.py", **variables):
     write_text(shell.folder / "text", STEPS * BATCH_SIZE + BATCH_SIZE, CONTEXT)
-    script = shell.folder / "script.py"
-    script.write_text(patched(file, setup))
+    script = patch(shell.folder, file, setup)
     options = f"--text text --context {CONTEXT} --val_tokens {BATCH_SIZE * CONTEXT} {options}"
     options += f" --batch_size {BATCH_SIZE // ranks}"
     options += f" --snapshot_path {name} --export_path {name}_exported"
@@ -60,14 +58,12 @@ def start(shell, ranks, name, setup, options="", file="gpt/finetune.py", **varia
 
 # What the sharded model computes from some tokens, before it is exported.
 LOGITS = """
-export = script.export
-def export_after_logits(model, tokenizer, args):
+@before(script, "export")
+def save_logits(model, tokenizer, args):
     with torch.no_grad():
         logits = model(torch.arange(16)[None]).logits
     if script.dist.get_rank() == 0:
         torch.save(logits, f"{args.export_path}.pt")
-    export(model, tokenizer, args)
-script.export = export_after_logits
 """
 
 
@@ -158,23 +154,16 @@ def test_frozen_weights_stay_out_of_the_optimizer():
     assert [p for group in groups for p in group["params"]] == list(model[1].parameters())
 
 
-LIMIT = """
-import resource
+LIMIT = f"""{LIMIT_MEMORY}
 from transformers import LlamaForCausalLM  # which takes memory, too, when it is imported first
-def limit():
-    with open("/proc/self/status") as file:
-        data = next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmData:"))
-    hard_limit = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    resource.setrlimit(resource.RLIMIT_DATA, (data + {growth}, hard_limit))
-from_config = script.AutoModelForCausalLM.from_config
-def limited(*args, **options):
-    limit()
-    return {load}
-script.AutoModelForCausalLM.from_config = limited
-def started(model, learning_rate):
-    print("started")
-    sys.exit()
-script.configure_optimizer = started
+@before(script.AutoModelForCausalLM, "from_config")
+def limit(*args, **options):
+    limit_memory({{growth}})
+"""
+LOAD_WHOLE = """
+def from_config(*args, **options):
+    return script.AutoModelForCausalLM.from_pretrained("model", dtype=torch.float32)
+script.AutoModelForCausalLM.from_config = from_config
 """
 
 
@@ -183,10 +172,10 @@ def test_starts_without_memory_for_the_whole_model(shell):
     """A limit on the memory of each of 4 ranks: half of what the weights need in float32."""
     sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 12}
     growth = 4 * make_model(shell.folder / "model", "Llama", **sizes) // 2
-    plain = "script.AutoModelForCausalLM.from_pretrained('model', dtype=torch.float32)"
-    job = start(shell, 1, "plain", LIMIT.format(growth=growth, load=plain))
+    limit = LIMIT.format(growth=growth)
+    job = start(shell, 1, "plain", LOAD_WHOLE + limit)
     assert job.wait() != 0 and "started" not in job.output
-    job = start(shell, 4, "s", LIMIT.format(growth=growth, load="from_config(*args, **options)"))
+    job = start(shell, 4, "s", limit)
     assert job.wait() == 0, job.output
     assert job.output.count("started") == 4
 
@@ -299,5 +288,5 @@ def run_here(tmp_path, monkeypatch):
     for name, value in world.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MASTER_ADDR", "localhost")
-    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    monkeypatch.setenv("MASTER_PORT", "0")  # any that is free
     finetune.main(finetune.parse_args())

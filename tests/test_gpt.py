@@ -4,7 +4,6 @@ What test_gpt_sharded.py adds is about shards.
 """
 
 import importlib
-import os
 import re
 import signal
 from types import SimpleNamespace
@@ -21,7 +20,7 @@ from helpers import (
     equal_snapshots,
     gpt_config,
     logged_losses,
-    patched,
+    patch,
 )
 from torch.nn import functional
 
@@ -43,13 +42,6 @@ BATCH_SIZE = 16  # of all ranks together
 SIZE = 182  # chunks: 11 global batches of 16 and one of 6
 
 
-def patch(shell, name, setup):
-    """Returns the path of a script that runs one of gpt/ after `setup`; see `helpers.patched`."""
-    path = shell.folder / os.path.basename(name)
-    path.write_text(patched(name, SHORT_GPT + setup))
-    return path
-
-
 def tiny_options(shell, name):
     """Returns options for a tiny GPT, on a text of `SIZE` chunks to train on."""
     val_chunks, val_options = (0, "") if name == "gpt/gpt.py" else (VAL_CHUNKS, SHORT_VAL)
@@ -68,7 +60,7 @@ def test_killed_and_stopped_is_uninterrupted(shell, name):
 
     Bit for bit; and each snapshot has the same loss, to 1e-6: it adds the same numbers otherwise.
     """
-    script = patch(shell, name, LOG_LOSSES + SIGNAL)
+    script = patch(shell.folder, name, SHORT_GPT + LOG_LOSSES + SIGNAL)
     command = f"{script} 2 1 --save_every_steps {{}} {tiny_options(shell, name)}/{{}}"
     nodes = two_nodes(shell) if name == "gpt/local_sgd.py" else [shell.folder] * 2
     uninterrupted = shell.ranks_on(nodes, command.format(5, "uninterrupted"))
@@ -102,7 +94,7 @@ def test_killed_and_stopped_is_uninterrupted(shell, name):
 @pytest.mark.parametrize("name", WITH_SNAPSHOTS_OF_THEIR_OWN)
 def test_snapshot_of_another_shape(shell, name):
     """Other heads have weights of the same sizes, and DCP would load only the first layers."""
-    command = f"{patch(shell, name, '')} 1 {tiny_options(shell, name)}/s --n_layer 2"
+    command = f"{patch(shell.folder, name, SHORT_GPT)} 1 {tiny_options(shell, name)}/s --n_layer 2"
     shell.ranks(command).succeeds()
     for option, size in [("--n_layer", 1), ("--n_layer", 3), ("--n_head", 4), ("--context", 4)]:
         job = shell.ranks(f"{command} {option} {size}")
@@ -128,25 +120,23 @@ def test_gpt_learns_a_text(shell):
 
 # A second for each snapshot, and one for each evaluation.
 SLOW_PAUSES = """
-save_snapshot, train = script.Trainer._save_snapshot, script.GPT.train
+@before(script.Trainer, "_save_snapshot")
 def save_slowly(self):
     time.sleep(1)
-    save_snapshot(self)
+@before(script.GPT, "train")
 def train_slowly(self, mode=True):
     time.sleep(0.5)
-    return train(self, mode)
-script.Trainer._save_snapshot, script.GPT.train = save_slowly, train_slowly
 """
 
 
 def test_pretrained_gpt(shell):
     """On 2 ranks: it learns the song, and its val loss, throughput and MFU are as computed here."""
     (shell.folder / "song.txt").write_text(SONG * 3000)
-    (shell.folder / "script.py").write_text(patched("gpt/pretrain.py", SLOW_PAUSES))
+    script = patch(shell.folder, "gpt/pretrain.py", SLOW_PAUSES)
     options = "--n_layer 1 --n_head 1 --n_embd 64 --context 32 --text song.txt --val_tokens 32768"
     options += " --batch_size 8 --learning_rate 3e-3 --peak_tflops 0.1"
     options += " --save_every_steps 60 --eval_every_steps 100"
-    output = shell.ranks(f"{shell.folder}/script.py 1 {options}", 2).succeeds()
+    output = shell.ranks(f"{script} 1 {options}", 2).succeeds()
     lines = re.findall(r"val loss (\S+), (\S+) tokens/s, MFU (\S+)%", output)
     assert len(lines) == 2 and float(lines[-1][0]) < 0.5
     assert "bottles" in output.rpartition("MFU")[2]
@@ -225,7 +215,7 @@ def test_compressed_is_close(shell):
         ("gpt/slow_network.py", "--bucket_cap_mb 1"),
         ("gpt/slow_network.py", "--compress"),
     ]:
-        script = patch(shell, name, PLAIN_SGD)
+        script = patch(shell.folder, name, SHORT_GPT + PLAIN_SGD)
         path = shell.folder / f"{len(results)}.pt"
         shell.ranks(f"{script} {options} {option} --snapshot_path {path}", 2).succeeds()
         results.append(load(path)["model"].values())
@@ -238,7 +228,7 @@ def test_gradient_beyond_float16(shell):
     """The run stops before the step that would make every weight NaN."""
     write_text(shell.folder / "text", SIZE + VAL_CHUNKS, 8)
     large_loss = "loss = script.next_byte_loss\nscript.next_byte_loss = lambda *x: 1e9 * loss(*x)"
-    script = patch(shell, "gpt/slow_network.py", large_loss)
+    script = patch(shell.folder, "gpt/slow_network.py", SHORT_GPT + large_loss)
     job = shell.ranks(f"{script} 1 {TINY} {SHORT_VAL} --batch_size 8 --text text --compress", 2)
     assert job.wait() != 0 and "non-finite" in job.output, job.output
     assert not (shell.folder / "snapshot.pt").exists()

@@ -5,11 +5,11 @@ import math
 import re
 import shutil
 import signal
-import subprocess
 
 import pytest
 import torch
 from helpers import (
+    LIMIT_MEMORY,
     LOG_LOSSES,
     MEASURE_MEMORY,
     NIGHTLY,
@@ -19,8 +19,10 @@ from helpers import (
     SIGNAL,
     VAL_CHUNKS,
     equal_snapshots,
+    fences,
     long,
-    patched,
+    patch,
+    run,
 )
 
 from tools.launch.snapshots import load, load_gpt, max_abs_diff, write_text
@@ -44,9 +46,7 @@ nn.utils.clip_grad_norm_ = clip_and_log
 
 
 def write_script(shell, name, setup=""):
-    path = shell.folder / name
-    path.write_text(patched(f"gpt/{name}", SHORT_GPT + setup))
-    return path
+    return patch(shell.folder, f"gpt/{name}", SHORT_GPT + setup)
 
 
 def start(shell, name, snapshot, ranks=1, setup="", options="", steps=STEPS, **variables):
@@ -126,8 +126,8 @@ def assert_equal_weights(shell, name, layouts, setup, options, tolerance):
         assert diff < tolerance
         losses = [load_gpt(shell.folder / path)["loss"] for path in ("several", "one.pt")]
         assert losses[0] == pytest.approx(losses[1], rel=tolerance)
-        subprocess.run(["rm", "-r", "several"], cwd=shell.folder)
-    subprocess.run(["rm", "-r", "one.pt"], cwd=shell.folder)
+        run("rm", "-r", "several", folder=shell.folder)
+    run("rm", "-r", "one.pt", folder=shell.folder)
 
 
 FORCE_BFLOAT16 = "torch.cuda.is_bf16_supported = lambda including_emulation: True"
@@ -172,11 +172,9 @@ def count(graph, inputs):
     graphs.append(graph)
     return graph
 torch.compile = functools.partial(torch.compile, backend=count)
-run_batch = script.Trainer._run_batch
-def run_batch_and_count(self, inputs, targets):
-    run_batch(self, inputs, targets)
+@after(script.Trainer, "_run_batch")
+def print_count(self, inputs, targets):
     print(len(graphs), "graphs, breaks:", dict(counters["graph_break"]))
-script.Trainer._run_batch = run_batch_and_count
 """
 
 
@@ -253,8 +251,7 @@ def test_stopped_and_resumed_on_other_ranks(shell, runs):
 
 def test_schedule_by_hand(shell):
     """The one on the page, in place of the library's."""
-    page = (ROOT / "docs" / "gpt" / "pipeline_parallel.md").read_text()
-    schedule = re.search(r"```python\n(class .*?)```", page, re.DOTALL)[1]
+    (schedule,) = fences("gpt/pipeline_parallel.md", "python")
     setup = f"""{FLOAT64}
 dist = script.dist
 {schedule}
@@ -272,9 +269,8 @@ script.Trainer._evaluate = lambda self: None
 def test_loss_parallelism(shell):
     """With the lines of the page in place of those that are most like them."""
     lines = (ROOT / "gpt" / "tensor_parallel.py").read_text().splitlines()
-    page = (ROOT / "docs" / "gpt" / "tensor_parallel.md").read_text()
-    (shown,) = re.findall(r"^```python\n(.*?)\n```", page, re.DOTALL | re.MULTILINE)
-    for change in re.split(r"\n?# in .*\n", shown)[1:]:
+    (shown,) = fences("gpt/tensor_parallel.md", "python")
+    for change in re.split(r"\n?# in .*\n", shown.rstrip())[1:]:
         (old,) = difflib.get_close_matches(change.splitlines()[-1], lines, 1)
         lines[lines.index(old)] = change
     (shell.folder / "changed").write_text("\n".join(lines))
@@ -305,13 +301,11 @@ def test_more_ranks_than_val_chunks(shell):
 # The second snapshot stays incomplete: .metadata, the last of its files, is never written.
 HOLD_SECOND_SAVE = """
 from torch.distributed.checkpoint import FileSystemWriter
-finish = FileSystemWriter.finish
-def finish_or_hold(self, metadata, results):
+@before(FileSystemWriter, "finish")
+def hold(self, metadata, results):
     if self.path.name.endswith("_000000000120"):
         print("holding")
         time.sleep(10**6)
-    finish(self, metadata, results)
-FileSystemWriter.finish = finish_or_hold
 """
 
 
@@ -347,20 +341,16 @@ def test_killed_while_it_saves(shell, name):
 # The data of the first snapshot is written three steps later.
 WRITE_LATE = """
 from torch.distributed.checkpoint import FileSystemWriter
-write_data = FileSystemWriter.write_data
 steps = []
+@before(FileSystemWriter, "write_data")
 def write_late(self, plan, planner):
     while len(steps) < 13:
         time.sleep(0.01)
     print("writing", self.path.name)
-    return write_data(self, plan, planner)
-FileSystemWriter.write_data = write_late
-run_batch = script.Trainer._run_batch
-def run_batch_and_count(self, inputs, targets):
-    run_batch(self, inputs, targets)
+@after(script.Trainer, "_run_batch")
+def count(self, inputs, targets):
     print("trained", self.samples_run)
     steps.append(self.samples_run)
-script.Trainer._run_batch = run_batch_and_count
 """
 
 
@@ -594,13 +584,11 @@ def test_memory_of_a_rank(shell, model, chunks, runs):
 def test_large_text_is_not_loaded(shell):
     """Of 2 GiB, it holds 8 bytes per chunk in memory; the file is sparse, and takes no disk."""
     stop = """
-_run_batch = script.Trainer._run_batch
-def run_four(self, inputs, targets):
-    _run_batch(self, inputs, targets)
+@after(script.Trainer, "_run_batch")
+def end(self, inputs, targets):
     if self.samples_run == 4:
         script.dist.destroy_process_group()
         sys.exit()
-script.Trainer._run_batch = run_four
 """
     peak = {}
     context = 1024
@@ -617,22 +605,10 @@ script.Trainer._run_batch = run_four
     assert peak[2] - peak[1 / 64] < permutation_bytes + 20 * 2**20, peak
 
 
-LIMIT = """
-import resource
-def limit(growth):
-    with open("/proc/self/status") as file:
-        data = next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmData:"))
-    hard_limit = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    resource.setrlimit(resource.RLIMIT_DATA, (data + growth, hard_limit))
-GPT = script.GPT
-def limited_gpt(*args):
-    limit({growth})
-    return GPT(*args)
-script.GPT = limited_gpt
-def started(model, learning_rate):
-    print("started")
-    sys.exit()
-script.configure_optimizer = started
+LIMIT = f"""{LIMIT_MEMORY}
+@before(script.GPT, "__init__")
+def limit(*args):
+    limit_memory({{growth}})
 """
 
 

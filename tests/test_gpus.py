@@ -1,17 +1,15 @@
 """The branches for GPUs: on pretended ones everywhere, and on real ones where there are any."""
 
-import re
 import signal
 
 import pytest
 import torch
-from helpers import SCRIPTS, SHORT_GPT, SHORT_VAL, VAL_CHUNKS, long, patched
+from helpers import SCRIPTS, SHORT_GPT, SHORT_VAL, VAL_CHUNKS, long, patch
 from test_finetune import make_model, write_chats
 from test_gpt import OPTIONS as GPT_OPTIONS
 from test_gpt import TINY
 from test_tokens import save_tokenizer
 
-from tools.judge.faults import FAULTS
 from tools.launch.jobs import pretend_gpus
 from tools.launch.snapshots import load_gpt, write_text
 from tools.steps import ALL
@@ -39,7 +37,6 @@ OPTIONS = {
 # The others load their snapshots as one of these does.
 RESUMED = [*SCRIPTS, "gpt/gpt.py", "gpt/dcp.py", "gpt/fsdp.py", "gpt/local_sgd.py"]
 SIZE, CONTEXT = 48, 8  # chunks of a text
-ONLY_ON_GPUS = [fault for fault in FAULTS if fault.fails == "device" or "GPU 0" in fault.what]
 
 
 def options_of(shell, name):
@@ -89,8 +86,7 @@ def check(shell, name, ranks, start_on_gpus, max_diff, setup=""):
         twin = "multinode.py"
         script += " --dtype float16"
     elif name.startswith("gpt/"):
-        script = twin = shell.folder / "script.py"
-        script.write_text(patched(name, SHORT_GPT + setup))
+        script = twin = patch(shell.folder, name, SHORT_GPT + setup)
     options = f"1 {options} --snapshot_path {shell.folder}"
     for epochs in totals:
         output = start_on_gpus(f"{script} {epochs} {options}/gpu").succeeds()
@@ -121,9 +117,8 @@ def test_pretended_gpus(shell, name):
 
 def test_images_on_pretended_gpus(shell):
     """Without SyncBatchNorm, for which a pretended GPU has no kernel."""
-    script = shell.folder / "script.py"
     no_sync = "script.nn.SyncBatchNorm.convert_sync_batchnorm = lambda model: model"
-    script.write_text(patched("recipes/images.py", no_sync))
+    script = patch(shell.folder, "recipes/images.py", no_sync)
     command = f"{script} 1 1 --snapshot_path {shell.folder}"
     twin = shell.ranks(f"{command}/cpu", 2)
     shell.ranks(f"{command}/gpu", 2, **pretend_gpus(2)).succeeds()
@@ -139,9 +134,8 @@ def test_signal_on_pretended_gpus(shell):
 
 
 def test_check_cluster_on_pretended_gpus(shell):
-    script = shell.folder / "script.py"
     smaller = "script.MATMUL_SIZE['cuda'] = 64; script.MATMUL_SECONDS['cuda'] = 0.1"
-    script.write_text(patched("slurm/check_cluster.py", f"{smaller}\nscript.main()\nsys.exit()"))
+    script = patch(shell.folder, "slurm/check_cluster.py", f"{smaller}\nscript.main()\nsys.exit()")
     nodes = [shell.folder / "node1", shell.folder / "node2"]
     job = shell.ranks_on(nodes, str(script), **pretend_gpus(1))
     assert job.succeeds().count(" TFLOP/s") == 2
@@ -166,13 +160,3 @@ def test_real_gpus(shell, name):
     elif name == "recipes/images.py":
         max_diff = 1  # on several GPUs, SyncBatchNorm trains otherwise than the CPU's BatchNorm
     check(shell, name, ranks, start, max_diff)
-
-
-@pytest.mark.parametrize("fault", ONLY_ON_GPUS, ids=lambda fault: fault.what)
-def test_what_fails_on_gpus_alone(shell, fault):
-    script = shell.folder / "faulty.py"
-    script.write_text(fault.source())
-    shell.ranks(f"{script} 1", 2).succeeds()
-    job = shell.ranks(f"{script} 2", 2, **pretend_gpus(2))
-    assert job.wait() != 0
-    assert re.search("same device|type cpu|can be pinned|Duplicate GPU", job.output), job.output

@@ -1,6 +1,5 @@
 """What errors.md, hangs.md and debugging.md in docs/ say that one sees when it fails, provoked."""
 
-import re
 import signal
 import socket
 import sys
@@ -8,7 +7,7 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import documented_error, needs_slurm
+from helpers import documented_error, needs_slurm, snippet
 from test_path import Terminal, agrees
 from torch import nn
 
@@ -134,13 +133,7 @@ def test_rendezvous_forgotten(shell):
 def test_every_node_calls_itself_loopback(cluster, shell):
     """They cannot find each other, until the interface is named."""
     (shell.folder / "init").write_text(INIT)
-    look = "; ".join(
-        [
-            "getent hosts $(hostname)",
-            "ip -br address",
-            "ss -ltn",
-        ]
-    )
+    look = "getent hosts $(hostname); ip -br address; ss -ltn"
     job = cluster(
         f"""{TWO_NODES}
         both() {{
@@ -266,10 +259,8 @@ def test_comparing_collectives_crashes_ddp(shell):
 
 
 def shown(start):
-    """Returns the output on that page that starts so."""
-    page = (ROOT / "docs" / "debugging.md").read_text()
-    (text,) = re.findall(rf"^```text\n({re.escape(start)}.*?)^```", page, re.DOTALL | re.MULTILINE)
-    return text
+    """Returns the output on that page that contains `start`."""
+    return snippet("debugging.md", start, "text")
 
 
 @pytest.mark.long

@@ -5,14 +5,13 @@ import shlex
 
 import pytest
 import yaml
-from helpers import reference_run, weights_and_momentum
+from helpers import assert_trained
 from kubeflow_trainer_api.models.io_k8s_api_core_v1_persistent_volume_claim import (
     IoK8sApiCoreV1PersistentVolumeClaim,
 )
 from kubeflow_trainer_api.models.trainer_v1alpha1_train_job import TrainerV1alpha1TrainJob
 
 from tools.launch.jobs import free_port
-from tools.launch.snapshots import max_abs_diff
 from tools.steps import ROOT
 
 MANIFEST = (ROOT / "kubernetes" / "multinode.yaml").read_text()
@@ -100,7 +99,4 @@ def test_command_trains_with_the_variables_of_kubeflow(shell):
     outputs = [job.succeeds() for job in jobs]
     for rank, output in enumerate(outputs):
         assert f"rank {rank} of 2 starts on" in output
-    weights, momentum, _ = reference_run(10, 64)
-    results = weights_and_momentum(shell.folder / "multinode.pt")
-    assert max_abs_diff(results[0], weights) < 1e-6
-    assert max_abs_diff(results[1], momentum) < 1e-6
+    assert_trained(shell.folder / "multinode.pt", 10, 64)

@@ -1,12 +1,11 @@
 """gpt/llama.py: the Llama of transformers, trained here and exported as the page tells."""
 
-import re
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import PLAIN_SGD, SHORT_GPT, SHORT_VAL, SIGNAL, VAL_CHUNKS, gpt_config, patched
+from helpers import PLAIN_SGD, SHORT_GPT, SHORT_VAL, SIGNAL, VAL_CHUNKS, fences, gpt_config, patch
 from test_gpt_sharded import FLOAT64
 from test_tokens import prepare
 from torch.distributed.device_mesh import init_device_mesh
@@ -14,13 +13,11 @@ from torch.distributed.fsdp import fully_shard
 
 from gpt.llama import GPT
 from tools.launch.snapshots import load_gpt, max_abs_diff, write_text
-from tools.steps import ROOT
 
 CONTEXT = 8
 BATCH_SIZE = 12  # of all ranks together
 STEPS = 20
-PAGE = (ROOT / "docs" / "gpt" / "llama.md").read_text()
-(EXPORT,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+(EXPORT,) = fences("gpt/llama.md", "python")
 
 
 def make_tokens(folder):
@@ -35,8 +32,7 @@ def make_tokens(folder):
 
 
 def start(shell, ranks, name, setup="", options="", n_kv_head=2, **variables):
-    script = shell.folder / "script.py"
-    script.write_text(patched("gpt/llama.py", SHORT_GPT + setup))
+    script = patch(shell.folder, "gpt/llama.py", SHORT_GPT + setup)
     options += f" --n_layer 2 --n_head 4 --n_kv_head {n_kv_head} --n_embd 32 --context {CONTEXT}"
     options += f" {SHORT_VAL} --batch_size {BATCH_SIZE // ranks} --snapshot_path {name}"
     return shell.ranks(f"{script} 1 1 --data tokens {options}", ranks, **variables)

@@ -8,7 +8,7 @@ import re
 
 import pytest
 import torch
-from helpers import SHORT_GPT, gpt_config, patched
+from helpers import SHORT_GPT, gpt_config, patch
 from torch.nn import functional
 
 from gpt import fsdp, moe
@@ -61,11 +61,9 @@ def test_flops_of_active_experts():
 
 
 LOG_LOADS = """
-run_batch = script.Trainer._run_batch
-def run_and_log_loads(self, inputs, targets):
-    run_batch(self, inputs, targets)
+@after(script.Trainer, "_run_batch")
+def log_loads(self, inputs, targets):
     print("load", *self.model.blocks[0].moe.load.tolist())
-script.Trainer._run_batch = run_and_log_loads
 """
 NOT_BALANCED = "script.Trainer._balance_experts = lambda self: None"
 
@@ -75,8 +73,8 @@ def test_loads_get_even(shell):
     """Without the biases, two of eight experts get nearly all tokens of a batch."""
     jobs = []
     for name, setup in (("balanced", ""), ("not_balanced", NOT_BALANCED)):
-        script = shell.folder / f"{name}.py"
-        script.write_text(patched("gpt/moe.py", SHORT_GPT + LOG_LOADS + setup))
+        setup = SHORT_GPT + LOG_LOADS + setup
+        script = patch(shell.folder, "gpt/moe.py", setup, f"{name}.py")
         options = f"--text {argparse.__file__} --val_tokens 1024 --batch_size 16"
         options += " --n_layer 1 --n_embd 32 --context 32 --n_experts 8 --top_k 2"
         jobs.append(shell.ranks(f"{script} 1 {options} --snapshot_path {name}"))

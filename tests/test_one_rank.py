@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import KILL, SCRIPTS, patched
+from helpers import SCRIPTS, SIGNAL, patch
 from test_bad_input import module
 from test_gpus import NAMES
 
@@ -60,9 +60,9 @@ Model.forward = tell("trains", gpu_rng, Model.forward)
 @pytest.mark.parametrize("name", SCRIPTS[1:])
 def test_seeds_and_bar(shell, name):
     """Augmentation and dropout differ between ranks, and can be repeated; rank 0 has the bar."""
-    (shell.folder / "script.py").write_text(patched(name, TELL))
+    script = patch(shell.folder, name, TELL)
     option = "--global_batch_size 1024" if name == "elastic_ddp.py" else "--batch_size 512"
-    ranks = shell.ranks(f"{shell.folder}/script.py 2 {option}", 2, **pretend_gpus(2))
+    ranks = shell.ranks(f"{script} 2 {option}", 2, **pretend_gpus(2))
     output = ranks.succeeds()
     seeds = {"reads": [0, 2], "trains": [0, 2]}  # of rank 0, in two epochs
     if name in SCRIPTS[4:]:  # these can resume at any step
@@ -77,9 +77,9 @@ def test_seeds_and_bar(shell, name):
 @pytest.mark.parametrize(("gpus", "killed", "saved"), [(0, 1, True), (0, 0, False), (2, 1, False)])
 def test_save_after_failure(shell, gpus, killed, saved):
     """Of the ranks of a node, 0 saves; none does after an error of NCCL."""
-    (shell.folder / "script.py").write_text(patched("elastic_ddp.py", KILL))
-    kill = {"KILL_BEFORE_STEP": "5", "KILL_RANK": str(killed)}
+    script = patch(shell.folder, "elastic_ddp.py", SIGNAL)
+    kill = {"SIGNAL": "9", "SIGNAL_AT": "0 320", "SIGNAL_RANK": str(killed)}
     if gpus > 0:
         kill |= pretend_gpus(gpus)
-    assert shell.ranks(f"{shell.folder}/script.py 1", 2, **kill).wait() != 0
+    assert shell.ranks(f"{script} 1", 2, **kill).wait() != 0
     assert (shell.folder / "snapshot.pt").exists() == saved

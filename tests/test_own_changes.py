@@ -2,11 +2,20 @@
 
 import re
 import signal
-from pathlib import Path
 
 import pytest
 import torch
-from helpers import DROPOUT, NIGHTLY, SHORT_VAL, SIGNAL, documented_error, load_state, patched
+from helpers import (
+    DROPOUT,
+    NIGHTLY,
+    SHORT_VAL,
+    SIGNAL,
+    documented_error,
+    load_state,
+    patch,
+    pause,
+    resize,
+)
 from test_gpt import TINY
 from test_gpus import NAMES, options_of
 
@@ -24,14 +33,7 @@ STOPPED = [
 
 
 def start(shell, script, options, setup="", ranks=2, **variables):
-    path = shell.folder / "patched" / Path(script).name
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(patched(script, setup))
-    return shell.ranks(f"{path} {options}", ranks, **variables)
-
-
-def resize(size):
-    return f"ToyDataset = script.ToyDataset\nscript.ToyDataset = lambda _: ToyDataset({size})\n"
+    return shell.ranks(f"{patch(shell.folder, script, setup)} {options}", ranks, **variables)
 
 
 @pytest.mark.parametrize("script, options, samples", STOPPED)
@@ -82,9 +84,8 @@ def test_ranks_with_data_of_unequal_length(shell, script):
 
 # Breaks a value of rank 1 after a step that is counted over all epochs.
 BREAK = """
-right_run_batch = script.Trainer._run_batch
-def run_batch_and_break(self, inputs, targets):
-    right_run_batch(self, inputs, targets)
+@after(script.Trainer, "_run_batch")
+def break_value(self, inputs, targets):
     if self.epochs_run == 1 and os.environ["RANK"] in os.environ["BROKEN"]:
         name, value = os.environ["VALUE"].split()
         tensors = self.optimizer.param_groups[0]["params"]
@@ -92,7 +93,6 @@ def run_batch_and_break(self, inputs, targets):
             tensors = [state[name] for state in self.optimizer.state.values()]
         tensor = getattr(tensors[0], "_local_tensor", tensors[0])
         tensor.data.view(-1)[0] = float(value)
-script.Trainer._run_batch = run_batch_and_break
 """
 
 
@@ -178,17 +178,10 @@ def test_a_link_that_leads_nowhere(shell):
 
 
 # With steps of this length, a signal must be seen after so many of them.
-@pytest.mark.parametrize("pause, steps", [(0.3, 4), (0.02, 60)])
-def test_a_signal_is_seen_within_a_second(shell, pause, steps):
-    setup = f"""
-run_batch = script.Trainer._run_batch
-def pause_and_run_batch(self, inputs, targets):
-    time.sleep({pause} * int(os.environ["RANK"]))  # rank 0 waits for rank 1
-    run_batch(self, inputs, targets)
-script.Trainer._run_batch = pause_and_run_batch
-{SIGNAL}
-del script.Trainer.check_every
-"""
+@pytest.mark.parametrize("seconds, steps", [(0.3, 4), (0.02, 60)])
+def test_a_signal_is_seen_within_a_second(shell, seconds, steps):
+    slow = pause(f"{seconds} * int(os.environ['RANK'])")  # rank 0 waits for rank 1
+    setup = f"{slow}{SIGNAL}\ndel script.Trainer.check_every"
     job = start(shell, "preemptible.py", "9", setup, SIGNAL="15", SIGNAL_AT="0 320")
     job.fails("stopped by a signal")
     snapshot = load(shell.folder / "snapshot.pt")
@@ -199,11 +192,9 @@ del script.Trainer.check_every
 def test_fast_steps_are_not_slowed_down(shell):
     """It asks whether to stop every hundredth step at most."""
     setup = """
-asks = script.Trainer._any_rank_stops
-def count_and_ask(self):
+@before(script.Trainer, "_any_rank_stops")
+def count(self):
     print("asked")
-    return asks(self)
-script.Trainer._any_rank_stops = count_and_ask
 """
     output = start(shell, "preemptible.py", "40", setup, ranks=1).succeeds()
     assert 20 < output.count("asked") < 70  # of 2560 steps
@@ -225,15 +216,12 @@ def test_newest_snapshot_is_sent_between_cpus(shell):
     """With NCCL, each GPU would else hold the bytes of a snapshot."""
     folders = [shell.folder / "a", shell.folder / "b"]
     shell.ranks_on(folders[:1], "elastic_ddp.py 1", **pretend_gpus(1)).succeeds()
-    script = shell.folder / "patched.py"
     setup = """
-send = script.dist.broadcast
-def note_and_send(tensor, *args, **options):
+@before(torch.distributed.distributed_c10d, "broadcast")
+def note(tensor, *args, **options):
     print("sent on", tensor.device)
-    return send(tensor, *args, **options)
-torch.distributed.distributed_c10d.broadcast = note_and_send
 """
-    script.write_text(patched("elastic_ddp.py", setup))
+    script = patch(shell.folder, "elastic_ddp.py", setup)
     output = shell.ranks_on(folders, f"{script} 2", **pretend_gpus(1)).succeeds()
     assert "1 of 2 epochs done" in output
     assert set(re.findall("sent on (.*)", output)) == {"cpu"}

@@ -5,14 +5,13 @@ import os
 import re
 import shutil
 import socket
-import subprocess
 import sys
 import time
 from typing import NamedTuple
 
 import pexpect
 import pytest
-from helpers import needs_slurm
+from helpers import needs_slurm, run
 
 from tools.launch.jobs import TIMEOUT_S
 from tools.steps import ROOT
@@ -406,9 +405,9 @@ def find(lines, start, expected):
 def clone(tmp_path):
     """A fresh clone with what is not committed yet, and the environment of these tests."""
     folder = tmp_path / "clone"
-    subprocess.run(["git", "clone", "-q", ROOT, folder], check=True)
-    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    for name in subprocess.check_output(listed, cwd=ROOT, text=True).splitlines():
+    assert run("git", "clone", ROOT, folder).returncode == 0
+    listed = run("git", "ls-files", "--cached", "--others", "--exclude-standard").stdout
+    for name in listed.splitlines():
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
@@ -429,9 +428,3 @@ def test_path(clone, names):
     for name in names:
         print(name)
         Reader(clone, name).follow_page()
-
-
-def test_exceptions_are_needed():
-    shown = [f"{page}: {text}" for page in pages() for _, text in fences(page)]
-    for row in EXCEPTIONS:
-        assert any(re.search(rf"(^|/){row.where}", text) for text in shown), row

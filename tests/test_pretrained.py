@@ -9,7 +9,7 @@ import threading
 
 import pytest
 import torch
-from helpers import reference_run
+from helpers import fences, reference_run
 
 import singlegpu
 from tools.launch.jobs import TIMEOUT_S
@@ -73,8 +73,7 @@ def script_of_the_page(folder, server, change=("", "")):
 
     Each rank also tells that it waits, and saves what it has before DDP makes all ranks equal.
     """
-    page = (ROOT / "docs" / "pretrained.md").read_text()
-    functions, lines = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[:2]
+    functions, lines, *_ = fences("pretrained.md", "python")
     functions = functions.replace(PLACEHOLDER, f"http://localhost:{server.server_port}/toy.pth")
     gather = "    dist.all_gather_object(errors, error)"
     assert functions.count(gather) == 1

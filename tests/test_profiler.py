@@ -2,13 +2,11 @@
 
 import json
 import re
-import subprocess
 
 import pytest
-from helpers import weights_and_momentum
+from helpers import run, snippet, weights_and_momentum
 
 from tools.launch.snapshots import max_abs_diff
-from tools.steps import ROOT
 
 
 def events(trace):
@@ -74,10 +72,9 @@ def test_run_shorter_than_the_schedule(shell, steps, profiled):
 
 def test_all_reduce_begins_during_backward(shell):
     """The page's command makes a model whose gradients fill two of DDP's buckets."""
-    page = (ROOT / "docs" / "recipes" / "profiler.md").read_text()
-    sed = re.search(r"```sh\n(sed .*?)torchrun", page, re.DOTALL)[1]
+    sed = snippet("recipes/profiler.md", "> wide.py", "sh").partition("torchrun")[0]
     sed = sed.replace("> wide.py", f"> {shell.folder}/wide.py")
-    subprocess.run(sed, shell=True, cwd=ROOT, check=True)
+    assert run("sh", "-c", sed).returncode == 0
     shell.ranks(f"{shell.folder}/wide.py 1 1 --snapshot_path wide.pt", 2).succeeds()
     found = events(shell.folder / "wide.pt.trace.json")
     steps = named(found, "ProfilerStep")

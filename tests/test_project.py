@@ -1,11 +1,10 @@
 """The steps are as short as README says, and `make cascade` carries an edit along them."""
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from helpers import run
 
 from tools import steps
 from tools.steps import ROOT
@@ -19,7 +18,7 @@ def test_steps_are_short(step):
     """Counted by the shell's own tools, as anyone would."""
     page = f"{Path(step.file).stem}.md"
     count = f"diff -U0 {step.base} {step.file} | grep -c '^[+-][^+-]'"
-    printed = subprocess.run(count, shell=True, cwd=ROOT, capture_output=True, text=True).stdout
+    printed = run("sh", "-c", count).stdout
     assert int(printed) == steps.changed_lines(step.base, step.file) <= step.max_changed_lines
     tables = []
     if step in steps.STEPS:
@@ -37,22 +36,18 @@ def test_steps_are_short(step):
 @pytest.fixture
 def copy(tmp_path):
     """A repository of its own with the chain and its tools committed."""
-    shutil.copytree(ROOT / "tools", tmp_path / "tools")
-    shutil.copytree(ROOT / "slurm", tmp_path / "slurm")
-    shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
-    shutil.copytree(ROOT / "by_hand", tmp_path / "by_hand")
-    shutil.copytree(ROOT / "gpt", tmp_path / "gpt")
+    for folder in ("tools", "slurm", "recipes", "by_hand", "gpt"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
     for name in {step.base for step in steps.STEPS} | {step.file for step in steps.STEPS}:
         shutil.copy(ROOT / name, tmp_path)
     git = ["git", "-c", "user.name=test", "-c", "user.email=test@localhost"]
     for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "start"]):
-        subprocess.run([*git, *command], cwd=tmp_path, check=True)
+        assert run(*git, *command, folder=tmp_path).returncode == 0
     return tmp_path
 
 
 def cascade(folder, file):
-    command = [sys.executable, "-m", "tools.chain.cascade", file]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    return run("python", "-m", "tools.chain.cascade", file, folder=folder)
 
 
 def edit(path, old, new):

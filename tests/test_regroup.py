@@ -10,10 +10,9 @@ import time
 
 import pytest
 import torch
-from helpers import patched, reference_run, weights_and_momentum
+from helpers import assert_trained, patch
 
 from tools.launch.jobs import TIMEOUT_S, TimeLimit, free_port
-from tools.launch.snapshots import max_abs_diff
 from tools.steps import ROOT
 
 # Each process writes down each step that it has completed: when it began, where it ended, and in
@@ -51,10 +50,9 @@ class Training:
         self.shell = shell
         self.epochs = epochs
         self.port = two_free_ports()
-        (shell.folder / "regroup.py").write_text(patched("recipes/regroup.py", RECORD + setup))
+        script = patch(shell.folder, "recipes/regroup.py", RECORD + setup)
         self.command = (
-            f"{shell.folder}/regroup.py {epochs} 1000 --timeout 0.05 {options}"
-            f" --coordinator localhost:{self.port}"
+            f"{script} {epochs} 1000 --timeout 0.05 {options} --coordinator localhost:{self.port}"
         )
         self.coordinator = shell.start(
             f"exec python recipes/coordinator.py localhost:{self.port} {patience}"
@@ -113,13 +111,11 @@ class Training:
             process.succeeds()
         assert self.coordinator.succeeds() == ""
         steps = sorted(step for steps in self.steps() for step in steps)
-        found, _ = weights_and_momentum(self.shell.folder / "snapshot.pt")
         torch.set_default_dtype(torch.float64)
         try:
-            expected, _, _ = reference_run(self.epochs, 64)
+            assert_trained(self.shell.folder / "snapshot.pt", self.epochs, 64, 1e-9)
         finally:
             torch.set_default_dtype(torch.float32)
-        assert max_abs_diff(found, expected) < 1e-9
         groups = [group for _, _, group, _ in steps]
         # Nobody begins a step in an older group. One that is frozen within a step may complete it.
         assert groups == sorted(groups)
@@ -186,9 +182,9 @@ def test_no_coordinator(shell):
     setup = (
         "real_timedelta = script.timedelta\nscript.timedelta = lambda **time: real_timedelta(0, 1)"
     )
-    (shell.folder / "regroup.py").write_text(patched("recipes/regroup.py", setup))
-    command = f"{shell.folder}/regroup.py --coordinator localhost:{free_port()}"
-    shell.ranks(command).fails("no coordinator at localhost:")
+    script = patch(shell.folder, "recipes/regroup.py", setup)
+    job = shell.ranks(f"{script} --coordinator localhost:{free_port()}")
+    job.fails("no coordinator at localhost:")
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,14 @@
 import ast
 import os
 import re
-import subprocess
 import sys
 import zipfile
 import zlib
 
 import pytest
 import torch
-from helpers import needs_slurm, patched
+from helpers import fences, needs_slurm, patch, resize, run, snippet
+from test_slurm import ALL_DONE
 from torch.utils.data import DataLoader
 
 import singlegpu
@@ -18,14 +18,9 @@ from tools.launch.snapshots import load, max_abs_diff
 from tools.steps import ROOT
 
 PAGE = (ROOT / "docs" / "slow_data.md").read_text()
-ZIPPED, SAMPLES, STREAM = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
-(JOB_LINES,) = re.findall(r"^```bash\n(export DATA.*?)^```", PAGE, re.M | re.S)
+ZIPPED, SAMPLES, STREAM = fences("slow_data.md", "python")
 SIZE = 256
-# For `patched`: trains on fewer samples; on zipped ones, and writes down which it reads.
-FEWER_SAMPLES = f"""
-ToyDataset = script.ToyDataset
-script.ToyDataset = lambda size: ToyDataset({SIZE})
-"""
+# For `patch`: trains on zipped samples, and writes down which it reads.
 ZIPPED_SAMPLES = f"""
 import io
 {ZIPPED}
@@ -57,7 +52,7 @@ def pack(folder, name):
     """Types the command of the page, for a folder with this name."""
     (command,) = re.findall(r"^python (-m zipfile .*)", PAGE, re.M)
     arguments = command.replace("docs", name).split()
-    subprocess.run([sys.executable, *arguments], cwd=folder, check=True)
+    assert run("python", *arguments, folder=folder).returncode == 0
 
 
 def pack_samples(folder):
@@ -122,10 +117,10 @@ def test_shared_zip_file(tmp_path, files):
 def test_trains_as_before(tmp_path, shell):
     """Two ranks read each sample once, and get the weights of multinode.py."""
     pack_samples(tmp_path)
-    (tmp_path / "plain.py").write_text(patched("multinode.py", FEWER_SAMPLES))
-    (tmp_path / "zipped.py").write_text(patched("multinode.py", ZIPPED_SAMPLES))
-    plain = shell.ranks(f"{tmp_path}/plain.py 1 1 --snapshot_path plain.pt", 2)
-    command = f"{tmp_path}/zipped.py 1 1 --snapshot_path zipped.pt"
+    script = patch(tmp_path, "multinode.py", resize(SIZE))
+    plain = shell.ranks(f"{script} 1 1 --snapshot_path plain.pt", 2)
+    script = patch(tmp_path, "multinode.py", ZIPPED_SAMPLES, "zipped.py")
+    command = f"{script} 1 1 --snapshot_path zipped.pt"
     shell.ranks(command, 2, DATA="data.zip", READ="read").succeeds()
     plain.succeeds()
     assert_each_sample_once(tmp_path / "read")
@@ -153,9 +148,10 @@ def test_stream_ends_on_all_ranks(tmp_path, shell):
 def test_job_copies_to_each_node(cluster, shell):
     """With the page's lines, torchrun's ranks read their node's own copy, which is then gone."""
     pack_samples(shell.folder)
-    (shell.folder / "zipped.py").write_text(patched("multinode.py", ZIPPED_SAMPLES))
+    patch(shell.folder, "multinode.py", ZIPPED_SAMPLES, "zipped.py")
     job_file = (ROOT / "slurm" / "multinode.sbatch").read_text()
-    lines = job_file.replace("srun --label", JOB_LINES + "srun --label")
+    copying = snippet("slow_data.md", "export DATA")
+    lines = job_file.replace("srun --label", copying + "srun --label")
     assert lines != job_file
     (shell.folder / "cp.sbatch").write_text(lines)
     with_sbcast = re.search(r"`(sbcast .*?)`", PAGE)[1]
@@ -168,7 +164,7 @@ def test_job_copies_to_each_node(cluster, shell):
         export SLURM_TMPDIR=/dev/shm  # each node of this cluster has its own
         READ=read_cp {submit} cp.sbatch {training} cp.pt
         READ=read_sbcast {submit} sbcast.sbatch {training} sbcast.pt
-        until left=$(squeue -h) && [ -z "$left" ]; do sleep 0.5; done
+        {ALL_DONE}
         srun -N2 bash -c 'echo left: /dev/shm/*'
         """,
         "-n 2",

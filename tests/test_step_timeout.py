@@ -5,7 +5,7 @@ import re
 import signal
 
 import pytest
-from helpers import assert_equal, needs_slurm, patched, position, snippet
+from helpers import assert_equal, needs_slurm, patch, position, snippet
 
 from tools.steps import ROOT
 
@@ -16,12 +16,10 @@ NO_DATA = """
 sleep = time.sleep
 busy = "BUSY" in os.environ
 time.sleep = lambda seconds: sleep(0 if busy and seconds == 1 else seconds / 10)
-getitem = script.ToyDataset.__getitem__
+@before(script.ToyDataset, "__getitem__")
 def wait_for_data(self, index):
     while os.environ["RANK"] == "0" and os.path.exists("no_data"):
         sleep(0.1)
-    return getitem(self, index)
-script.ToyDataset.__getitem__ = wait_for_data
 """
 
 
@@ -40,8 +38,7 @@ def test_late_rank_is_named(shell, cause):
     With gloo, a rank may end by the error that the other has gone, which has its stack as well.
     Resumed, the training ends with the weights of an uninterrupted run.
     """
-    script = shell.folder / "patched.py"
-    script.write_text(patched(SCRIPT, NO_DATA))
+    script = patch(shell.folder, SCRIPT, NO_DATA)
     command = f"torchrun --standalone --nproc_per_node=2 {script}"
     job = shell.start(f"{command} 1000 1000 --save_every_steps 10 --step_timeout 2")
     job.wait_for("saved", times=3)
@@ -116,13 +113,11 @@ def test_frozen_rank_in_a_job(with_lines, shell):
 def test_exception_is_not_requeued(with_lines, shell):
     """As an ordinary failure, it ends the job for good."""
     setup = """
-save_snapshot = script.Trainer._save_snapshot
-def save_and_fail(self):
-    save_snapshot(self)
+@after(script.Trainer, "_save_snapshot")
+def fail(self):
     raise RuntimeError("no such luck")
-script.Trainer._save_snapshot = save_and_fail
 """
-    (shell.folder / "fails.py").write_text(patched(SCRIPT, setup))
+    patch(shell.folder, SCRIPT, setup, "fails.py")
     job = with_lines(f"{SUBMIT} fails.py 4 2")
     assert job.wait() == 1
     assert "preemptible FAILED" in job.output

@@ -2,11 +2,9 @@
 
 import pickle
 import re
-import subprocess
-import sys
 
 import torch
-from helpers import SHORT_GPT, SIGNAL, gpt_config, patched
+from helpers import SHORT_GPT, SIGNAL, gpt_config, patch, run
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.nn.functional import cross_entropy
 
@@ -19,8 +17,7 @@ END = "<|endoftext|>"
 
 
 def prepare(folder, options):
-    command = [sys.executable, ROOT / "gpt" / "prepare_tokens.py", *options.split()]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    return run("python", ROOT / "gpt" / "prepare_tokens.py", *options.split(), folder=folder)
 
 
 def test_prepared(tmp_path):
@@ -106,8 +103,7 @@ def test_vocabulary_of_llama_3(shell):
     tokens = torch.frombuffer(bytearray(shard.read_bytes()), dtype=torch.uint32).tolist()
     assert tokens == [*numbers, 128_255]
     options = f"1 1 --data tokens {TINY} --context 8 --val_tokens 8 --batch_size 16"
-    script = shell.folder / "tokens.py"
-    script.write_text(patched("gpt/tokens.py", SHORT_GPT))
+    script = patch(shell.folder, "gpt/tokens.py", SHORT_GPT)
     shell.ranks(f"{script} {options}").succeeds()
     assert load_gpt(shell.folder / "snapshot")["shape"].endswith("vocab_size=128256")
     save_tokenizer(shell.folder / "tokens" / "tokenizer.json", 128_200)
@@ -133,14 +129,12 @@ VAL_CHUNKS, CONTEXT, CHUNKS = 8, 8, 184
 # Each rank prints which chunk it trains at which position of the epoch.
 LOG_CHUNKS = f"""
 script.GPT.generate = lambda self, *args: ""
-run_batch = script.Trainer._run_batch
-def run_and_log(self, inputs, targets):
+@before(script.Trainer, "_run_batch")
+def log_chunks(self, inputs, targets):
     world_size, rank = script.dist.get_world_size(), script.dist.get_rank()
     for row, chunk in enumerate(inputs):
         position = self.samples_run + row * world_size + rank
         print(f"at {{self.epochs_run}} {{position}}: chunk {{chunk[0].item() // {CONTEXT}}}")
-    run_batch(self, inputs, targets)
-script.Trainer._run_batch = run_and_log
 """
 
 
@@ -155,8 +149,7 @@ def test_resumed_on_other_ranks(shell):
         # A chunk's last target is the first token of the next one, so the shards overlap by it.
         shard = tokens[starts[number] : starts[number + 1] + 1]
         (folder / f"{number}.uint16").write_bytes(shard.numpy().tobytes())
-    script = shell.folder / "tokens.py"
-    script.write_text(patched("gpt/tokens.py", LOG_CHUNKS + SIGNAL))
+    script = patch(shell.folder, "gpt/tokens.py", LOG_CHUNKS + SIGNAL)
 
     def start(ranks, name, **variables):
         options = f"--data tokens --context {CONTEXT} --batch_size {12 // ranks} {TINY}"

@@ -2,7 +2,6 @@
 
 import re
 import signal
-import subprocess
 import sys
 
 import pexpect
@@ -10,15 +9,18 @@ import pytest
 import torch
 from helpers import (
     SCRIPTS,
+    assert_trained,
     documented_error,
-    patched,
+    fences,
+    patch,
     reference_run,
-    start_stage,
+    run,
     weights_and_momentum,
 )
 from torch import nn
 
 import singlegpu
+from tools.launch.jobs import pretend_gpus
 from tools.launch.snapshots import load, max_abs_diff
 from tools.steps import ROOT
 
@@ -35,8 +37,8 @@ def test_interrupted_is_uninterrupted_in_every_stage(shell, monkeypatch):
             monkeypatch.setattr(sys, "argv", [script, *arguments.split()])
             singlegpu.main(singlegpu.parse_args())
         elif script == "multigpu.py":  # it starts its ranks itself, one per GPU
-            (job,) = start_stage(shell, script, [1], arguments)
-            assert f"{done}cuda:0 of " in job.succeeds()
+            output = shell.run(f"python {script} {arguments}", **pretend_gpus(1))
+            assert f"{done}cuda:0 of " in output
         else:
             assert f"{done}cpu of " in shell.ranks(f"{script} {arguments}").succeeds()
         assert load(snapshot)["epochs_run"] == epochs
@@ -54,16 +56,9 @@ def test_dropout_repeats_after_a_resume(tmp_path, monkeypatch):
         for total in totals:
             monkeypatch.setattr(sys, "argv", ["singlegpu.py", total, "1", "--snapshot_path", path])
             singlegpu.main(singlegpu.parse_args())
-    assert all(
-        map(
-            torch.equal,
-            weights_and_momentum("resumed.pt")[0],
-            weights_and_momentum("straight.pt")[0],
-        )
-    )
-    assert not any(
-        map(torch.equal, weights_and_momentum("straight.pt")[0], reference_run(2, 32)[0])
-    )
+    resumed, straight = (weights_and_momentum(f"{name}.pt")[0] for name in ("resumed", "straight"))
+    assert all(map(torch.equal, resumed, straight))
+    assert not any(map(torch.equal, straight, reference_run(2, 32)[0]))
 
 
 def forward_with_dropout(model, inputs):
@@ -79,17 +74,27 @@ def test_seed_changes_the_result(tmp_path, monkeypatch):
     assert not any(map(torch.equal, result, reference_run(1, 32)[0]))
 
 
+# For `patch`: after five epochs, all wait, until one of them is killed and torchrun restarts them.
+WAIT_TO_BE_KILLED = """
+@before(script.Trainer, "_run_batch")
+def wait(self, inputs, targets):
+    if self.epochs_run == 5 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        time.sleep(10**6)
+"""
+
+
 def test_killed_worker_is_restarted(shell):
+    script = patch(shell.folder, "multigpu_torchrun.py", WAIT_TO_BE_KILLED)
     job = shell.start(
         "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1\n"
-        "torchrun --standalone --nproc_per_node=2 --max-restarts=3 multigpu_torchrun.py 20 5"
+        f"torchrun --standalone --nproc_per_node=2 --max-restarts=3 {script} 20 5"
     )
     job.wait_for("epoch 5 |")
     # Of the job's own, as there may be others on this machine.
-    pgrep = ["pgrep", "-n", "-f", "multigpu_torchrun.py", "-P", str(job.torchrun())]
-    number = subprocess.check_output(pgrep, text=True).strip()
+    pgrep = run("pgrep", "-n", "-f", "multigpu_torchrun.py", "-P", str(job.torchrun()))
+    number = pgrep.stdout.strip()
     assert int(number) in job.workers().values()
-    subprocess.run(["kill", "-9", number], check=True)
+    assert run("kill", "-9", number).returncode == 0
     assert job.wait() == 0, job.output
     # torchrun may have ended the other before it says so.
     consequence = documented_error("This is typically caused by a remote worker")
@@ -99,9 +104,8 @@ def test_killed_worker_is_restarted(shell):
     assert re.search(killed.replace(r"\-9", "(-9|-15|1)"), job.output), job.output
     starts = [line for line in job.output.splitlines() if "epochs done" in line]
     assert len(starts) == 2, job.output
-    assert int(starts[1].split()[0]) >= 5
-    result, _ = weights_and_momentum(shell.folder / "snapshot.pt")
-    assert max_abs_diff(result, reference_run(20, 64)[0]) < 1e-6
+    assert starts[1].startswith("5 of 20 ")
+    assert_trained(shell.folder / "snapshot.pt", 20, 64)
 
 
 def test_exception_is_the_root_cause(shell):
@@ -112,14 +116,14 @@ if os.environ["RANK"] == "1":
         raise ValueError("no such luck")
     script.Trainer.train = fail_to_train
 """
-    (shell.folder / "failing.py").write_text(patched("multigpu_torchrun.py", setup))
-    job = shell.start(f"torchrun --standalone --nproc_per_node=2 {shell.folder}/failing.py 5")
+    script = patch(shell.folder, "multigpu_torchrun.py", setup)
+    job = shell.start(f"torchrun --standalone --nproc_per_node=2 {script} 5")
     assert job.wait() == 1
     cause = job.output.partition(documented_error("Root Cause (first observed failure):"))[2]
     assert "ValueError: no such luck" in cause
 
 
-# For `patched`: the process is killed in the middle of saving its second epoch.
+# For `patch`: the process is killed in the middle of saving its second epoch.
 KILLED_WHILE_SAVING = """
 whole_save = torch.save
 def save(snapshot, file):
@@ -133,13 +137,11 @@ torch.save = save
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_killed_while_saving_leaves_a_snapshot(shell, name):
-    scripts = []
-    for folder, setup in [("killed", KILLED_WHILE_SAVING), ("whole", "")]:
-        scripts.append(shell.folder / folder / name)
-        scripts[-1].parent.mkdir()
-        scripts[-1].write_text(patched(name, setup))
-    assert shell.ranks(f"{scripts[0]} 3 1").wait() == -signal.SIGKILL
-    assert "1 of 3 epochs done" in shell.ranks(f"{scripts[1]} 3 1").succeeds()
+    (shell.folder / "whole").mkdir()
+    killed = patch(shell.folder, name, KILLED_WHILE_SAVING)
+    assert shell.ranks(f"{killed} 3 1").wait() == -signal.SIGKILL
+    whole = patch(shell.folder / "whole", name)
+    assert "1 of 3 epochs done" in shell.ranks(f"{whole} 3 1").succeeds()
 
 
 def test_bar_on_a_terminal(tmp_path):
@@ -155,9 +157,7 @@ def test_trained_model_is_used(shell, monkeypatch, capsys):
     output = shell.ranks("multinode.py 2 2 --batch_size 32", 4).succeeds()
     assert documented_error("rank 0 of 4 starts on") in output
     assert documented_error("16 steps per epoch") in output
-    page = (ROOT / "docs" / "your_project.md").read_text()
-    section = page.partition("## Using the trained model")[2]
-    lines, prefixed = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    *_, lines, prefixed = fences("your_project.md", "python")
     monkeypatch.chdir(shell.folder)
     names = {}
     exec(lines, names)

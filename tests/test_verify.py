@@ -4,23 +4,11 @@ import re
 
 import pytest
 import torch
-from helpers import long, patched
+from helpers import BATCH_NORM_AND_DROPOUT, at_step, fences, long, patch
 
 from recipes.verify import digest
 from tools.launch.snapshots import load, max_abs_diff
-from tools.steps import ROOT
 
-# Does something in the step that is counted from 1, before it.
-AT_STEP = """
-run_batch = script.Trainer._run_batch
-def run_batch_with_fault(self, inputs, targets):
-    self.step = getattr(self, "step", 0) + 1
-    rank = script.dist.get_rank()
-    if self.step == {step}:
-        {fault}
-    run_batch(self, inputs, targets)
-script.Trainer._run_batch = run_batch_with_fault
-"""
 FLIP_BIT = "self.model.module.net2.weight.data.view(torch.int32)[3, 4] ^= rank == 1"
 # Weights that DDP does not see: no gradient, or not there when it was made.
 FROZEN = """
@@ -51,20 +39,13 @@ def seed_without_rank(seed):
     manual_seed(0)
 torch.manual_seed = seed_without_rank
 """
-BATCH_NORM_AND_DROPOUT = """
-class Model(script.ToyModel):
-    def __init__(self):
-        super().__init__()
-        self.relu = nn.Sequential(nn.BatchNorm1d(10), nn.ReLU(), nn.Dropout(0.1))
-script.ToyModel = Model
-"""
 FAULTS = {
     "frozen": (
-        FROZEN + AT_STEP.format(step=25, fault=CHANGE_FROZEN),
+        FROZEN + at_step(25, CHANGE_FROZEN),
         r"step 30: scale differs on ranks \[2\]",
     ),
     "late": (
-        AT_STEP.format(step=25, fault=LATE),
+        at_step(25, LATE),
         r"step 30: late differs on ranks \[0, 1, 2\]",
     ),
     "same shard": (SAME_SHARD, r"step 10: sample 0 of rank 2 is also on rank 0"),
@@ -73,17 +54,10 @@ FAULTS = {
 }
 
 
-def write(shell, script, setup):
-    """Writes a script that runs `script` after `setup`; see `helpers.patched`."""
-    path = shell.folder / "faulty.py"
-    path.write_text(patched(script, setup))
-    return path
-
-
 @pytest.mark.parametrize("ranks", [3, *long(2)])
 def test_one_bit_of_one_weight(shell, ranks):
     """Found at the next comparison, by ranks that torchrun started; all of them end."""
-    script = write(shell, "recipes/verify.py", AT_STEP.format(step=37, fault=FLIP_BIT))
+    script = patch(shell.folder, "recipes/verify.py", at_step(37, FLIP_BIT))
     command = f"torchrun --standalone --nproc_per_node={ranks} {script} 4"
     job = shell.start(f"{command} --verify_every 10")
     named = [1] if ranks == 3 else [0, 1]  # of two, either may be wrong
@@ -94,7 +68,7 @@ def test_one_bit_of_one_weight(shell, ranks):
 @pytest.mark.parametrize("fault", FAULTS)
 def test_fault_is_named(shell, fault):
     setup, line = FAULTS[fault]
-    script = write(shell, "recipes/verify.py", setup)
+    script = patch(shell.folder, "recipes/verify.py", setup)
     job = shell.ranks(f"{script} 4 --verify_every 10", 3)
     job.fails()
     assert re.search(line, job.output), job.output
@@ -104,7 +78,7 @@ def test_no_false_alarm(shell):
     """With dropout and BatchNorm, whose statistics may differ; training is that of the stage."""
     weights = []
     for name, option in [("multinode.py", ""), ("recipes/verify.py", "--verify_every 1")]:
-        script = write(shell, name, BATCH_NORM_AND_DROPOUT)
+        script = patch(shell.folder, name, BATCH_NORM_AND_DROPOUT)
         shell.ranks(f"{script} 4 {option} --snapshot_path {shell.folder}/a.pt", 3).succeeds()
         weights.append(load(shell.folder / "a.pt")["model"].values())
         (shell.folder / "a.pt").unlink()
@@ -125,7 +99,7 @@ def test_digest_differs_with_any_bit(dtype):
 
 
 INFINITE_WEIGHT = "self.model.module.net2.bias.data[0] = float('inf') if rank == 1 else 0"
-NAN_SAMPLE = "inputs = inputs.where(torch.tensor(rank == 0), torch.nan)"
+NAN_SAMPLE = "inputs *= torch.nan if rank == 1 else 1"
 NAN_GRADIENT = """
 class Model(script.ToyModel):
     def forward(self, inputs):
@@ -135,11 +109,11 @@ script.ToyModel = Model
 """
 NOT_FINITE = {
     "weight": (
-        AT_STEP.format(step=37, fault=INFINITE_WEIGHT),
+        at_step(37, INFINITE_WEIGHT),
         "rank 1, step 37: output of net2 is not finite",
     ),
     "sample": (
-        AT_STEP.format(step=37, fault=NAN_SAMPLE),
+        at_step(37, NAN_SAMPLE),
         "rank 1, step 37: the batch is not finite",
     ),
     "gradient": (NAN_GRADIENT, "RuntimeError: Function 'PowBackward0' returned nan values"),
@@ -150,9 +124,8 @@ NOT_FINITE = {
 def test_not_finite_is_traced(shell, cause):
     """The script of the page names step, rank and module; a gradient's forward has a traceback."""
     setup, line = NOT_FINITE[cause]
-    script = write(shell, "multinode.py", setup)
-    page = (ROOT / "docs" / "recipes" / "verify.md").read_text()
-    (code,) = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    script = patch(shell.folder, "multinode.py", setup)
+    (code,) = fences("recipes/verify.md", "python")
     trace = shell.folder / "trace_nan.py"
     trace.write_text(code)
     job = shell.ranks(f"{trace} {script} 4", 2)

@@ -83,7 +83,8 @@ ALL = STEPS + JOB_STEPS + RECIPES + PREEMPTIBLE_RECIPES + ELASTIC_RECIPES + BY_H
 
 def changed_lines(old, new):
     """Returns what `diff -U0 old new | grep -c '^[+-][^+-]'` prints."""
-    result = subprocess.run(["diff", "-U0", old, new], cwd=ROOT, capture_output=True, text=True)
+    diff = ["diff", "-U0", old, new]
+    result = subprocess.run(diff, cwd=ROOT, capture_output=True, text=True, timeout=60)
     if result.returncode > 1:
         raise FileNotFoundError(result.stderr.strip())
     return len(re.findall(r"^[+-][^+\-\n]", result.stdout, re.MULTILINE))

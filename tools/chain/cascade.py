@@ -13,7 +13,7 @@ from tools.steps import ALL, ROOT, STEPS, sizes
 
 
 def git(*arguments):
-    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True)
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, timeout=60)
 
 
 def merge(base, file):

@@ -25,16 +25,16 @@ from pathlib import Path
 import torch
 
 from tools.launch.processes import environments
+from tools.launch.snapshots import logged_positions
 from tools.steps import ROOT
 
-POSITION = re.compile(r"epoch (\d+) \+ (\d+) samples")
 NODES = ("node1", "node2", "node3")
 LOCAL_SNAPSHOT = "/dev/shm/snapshot.pt"  # on each node its own
 TIMEOUT_S = 400  # without a new snapshot in the log: several times what the slowest fault costs
 
 
 def run(*command):
-    return subprocess.run(command, capture_output=True, text=True).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S).stdout
 
 
 def kill(node, mark="SLURM_STEP_ID=", signum=signal.SIGKILL):
@@ -157,7 +157,7 @@ class ChaosRun:
     def running(self):
         """Returns whether the job is in the queue; a requeued one need not wait for two minutes."""
         command = ["squeue", "--noheader", f"--jobs={self.job}", "--format=%T %r"]
-        answer = subprocess.run(command, capture_output=True, text=True)
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
         if answer.returncode:  # a controller that is too busy to answer is no end of the job
             return "Invalid job id" not in answer.stderr
         state = answer.stdout.split()
@@ -170,14 +170,13 @@ class ChaosRun:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def positions(self):
-        """Returns epoch and sample of each snapshot in the log."""
-        return [(int(epoch), int(samples)) for epoch, samples in POSITION.findall(self.read())]
+        return logged_positions(self.read())
 
     def never_older(self):
         """Returns whether every start of the training resumed from what was saved last."""
         newest = (0, 0)
         for start in self.read().split("epochs done")[1:]:
-            saved = [(int(epoch), int(samples)) for epoch, samples in POSITION.findall(start)]
+            saved = logged_positions(start)
             if min(saved, default=newest) < newest:
                 return False
             newest = max(saved, default=newest)

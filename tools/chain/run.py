@@ -17,11 +17,10 @@ import time
 
 import torch
 
-from tools.launch.jobs import Job, free_port
+from tools.launch.jobs import TIMEOUT_S, Job, missing_packages
 from tools.pages.charts import draw, read_elastic
 from tools.steps import ROOT, STEPS, changed_lines
 
-SLURM = ("slurm-wlm", "munge", "iproute2")
 FOLDER = ROOT / "runs" / "chain"
 GLOBAL_BATCH_SIZE = 32
 ELASTIC_OPTIONS = f"--global_batch_size {GLOBAL_BATCH_SIZE} --save_every_steps 16"
@@ -30,10 +29,6 @@ ELASTIC_OPTIONS = f"--global_batch_size {GLOBAL_BATCH_SIZE} --save_every_steps 1
 # The store of every rendezvous. In one of the torchruns it would end with that one, and another
 # that ends a little later would print a warning.
 STORE = torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-
-
-def which(tool):
-    return shutil.which(tool, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
 
 
 def run(*commands, show=".", kill_at=None):
@@ -70,7 +65,8 @@ def run(*commands, show=".", kill_at=None):
 
 def kill(pid):
     """Kills a process and all that it has started: without /proc, which macOS lacks."""
-    for child in subprocess.run(["pgrep", "-P", str(pid)], capture_output=True).stdout.split():
+    pgrep = ["pgrep", "-P", str(pid)]
+    for child in subprocess.run(pgrep, capture_output=True, timeout=TIMEOUT_S).stdout.split():
         kill(int(child))
     os.kill(pid, signal.SIGKILL)
 
@@ -112,9 +108,9 @@ def elastic(gpus, epochs):
     log = run(*commands(script, gpus, epochs), show=show, kill_at=first_saved)
     (FOLDER / "elastic_ddp.log").write_text(log)
     # Without torchrun, since there is one process: here are the variables that it would set.
-    environment = "RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 GROUP_RANK=0 MASTER_ADDR=localhost MASTER_PORT="
+    variables = "RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 GROUP_RANK=0 MASTER_ADDR=localhost MASTER_PORT=0"
     arguments = f"{script} {epochs} {ELASTIC_OPTIONS} --snapshot_path runs/chain/plain.pt"
-    plain = run(f"{environment}{free_port()} python {arguments}", show="^$")
+    plain = run(f"{variables} python {arguments}", show="^$")
     draw("elastic_ddp", read_elastic(log, plain), FOLDER)
     print("Its loss beside that of the last command: runs/chain/elastic_ddp.svg")
     print("All output of the nodes: runs/chain/elastic_ddp.log")
@@ -146,11 +142,9 @@ def main():
         loss, final = losses[first], losses[last]
         rows.append([script, f"{loss} (epoch {first})", f"{final} (epoch {last})", changed])
         print()
-    missing = [tool for tool in ("slurmctld", "munged", "ip") if not which(tool)]
-    if missing:
-        print(
-            "For the same on a Slurm cluster of your own: sudo apt-get install", *SLURM, end="\n\n"
-        )
+    if missing := missing_packages():
+        install = f"sudo apt-get install {' '.join(missing)}"
+        print(f"For the same on a Slurm cluster of your own: {install}\n")
     elif not args.no_slurm:
         arguments = f"{epochs} --snapshot_path runs/chain/slurm.pt"
         sbatch = "sbatch --gpus-per-node=1 slurm/multinode.sbatch"

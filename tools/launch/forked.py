@@ -8,12 +8,16 @@ import runpy
 import sys
 
 import torch
+from torch.distributed import TCPStore
 
 MAX_FILE_BYTES = 3000  # a limit on the size of files stands in for a full disk
 
 
-def run(script, arguments, variables, folder, log, disk_is_full):
-    """Runs a script in this process as `python script arguments` would in `folder`."""
+def run(script, arguments, variables, folder, log, disk_is_full, listener):
+    """Runs a script in this process as `python script arguments` would in `folder`.
+
+    Rank 0 gets `listener`, the socket of its store, which init_process_group then finds.
+    """
     os.setsid()  # as torchrun does: a signal to its process group reaches its data workers, too
     os.chdir(folder)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -30,6 +34,10 @@ def run(script, arguments, variables, folder, log, disk_is_full):
     if disk_is_full:
         hard_limit = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
         resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, hard_limit))
+    if listener:
+        port = listener.getsockname()[1]
+        options = {"is_master": True, "wait_for_workers": False, "multi_tenant": True}
+        store = TCPStore("127.0.0.1", port, master_listen_fd=listener.detach(), **options)  # noqa: F841
     sys.argv = [script, *arguments]
     sys.path[0] = os.path.dirname(script)
     try:

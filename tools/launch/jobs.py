@@ -7,8 +7,10 @@ alone.
 import contextlib
 import multiprocessing
 import os
+import random
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -62,8 +64,18 @@ class TimeLimit:
 
 
 def free_port():
-    with socket.create_server(("localhost", 0)) as server:
-        return server.getsockname()[1]
+    """Returns a port that nobody listens at, of those that the system gives to no connection."""
+    while True:
+        port = random.randrange(10_000, 20_000)
+        with contextlib.suppress(OSError), socket.create_server(("localhost", port)):
+            return port
+
+
+def missing_packages():
+    """Returns the packages of Debian that slurm/pocket-cluster needs and that are not there."""
+    tools = {"slurmctld": "slurm-wlm", "munged": "munge", "ip": "iproute2"}
+    path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
+    return [package for tool, package in tools.items() if not shutil.which(tool, path=path)]
 
 
 def new_log(folder):
@@ -187,7 +199,10 @@ class Ranks(Job):
         self.folders = folders
         self.log = new_log(folders[0])
         self.log.touch()
-        master = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
+        # Rank 0 gets the socket itself: a free port might be taken before it listens there.
+        listener = socket.create_server(("127.0.0.1", 0))
+        address, port = listener.getsockname()
+        master = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
         self.ranks = []
         for rank, folder in enumerate(folders):
             local_rank = folders[:rank].count(folder)
@@ -210,9 +225,11 @@ class Ranks(Job):
                 folder,
                 self.log,
                 folder in full_disk_folders,
+                listener if rank == 0 else None,
             )
             self.ranks.append(self.fork_context.Process(target=forked.run, args=args))
             self.ranks[-1].start()
+        listener.close()
 
     def status(self):
         ended = [rank.exitcode for rank in self.ranks]

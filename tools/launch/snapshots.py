@@ -1,6 +1,7 @@
 """Reads what the scripts save, and writes what they read."""
 
 import random
+import re
 import tempfile
 
 import torch
@@ -30,3 +31,9 @@ def load(path):
 def max_abs_diff(results, others):
     """Returns the largest difference between the tensors of two lists."""
     return max((a - b).abs().max().item() for a, b in zip(results, others, strict=True))
+
+
+def logged_positions(output):
+    """Returns epoch and sample of each snapshot in a log."""
+    found = re.findall(r"epoch (\d+) \+ (\d+) samples", output)
+    return [(int(epochs), int(samples)) for epochs, samples in found]

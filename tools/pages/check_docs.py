@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from tools.pages.fences import DOCUMENTED, block, changed_units, long_removed_units, units
+from tools.pages.fences import DOCUMENTED, changed_units, long_removed_units, units
 from tools.steps import ALL, ROOT, STAGES
 
 COG = re.compile(r'<!-- \[\[\[cog fence\("(.+)", "(.+)"\) \]\]\] -->')
@@ -69,15 +69,10 @@ def minutes(words):
 
 
 def check_blocks(blocks):
-    """Returns what is wrong with blocks: stale, unknown, twice, or missing."""
+    """Returns what is wrong with blocks: twice, or missing. (cog fails on one that is unknown.)"""
     problems, first = [], {}
     for found in blocks:
         file, name = found.unit
-        try:
-            if found.content != block(file, name):
-                problems.append(f"{found.where}: {name} of {file} is stale: run make docs")
-        except ValueError as error:
-            problems.append(f"{found.where}: {error}")
         if found.unit in first:
             problems.append(
                 f"{found.where}: {name} of {file} stands at {first[found.unit]} already"
@@ -110,8 +105,8 @@ def check_page(page):
 def diff_lines(step):
     """Returns the changed lines of a step, as diff finds them."""
     command = ["diff", "-U0", step.base, step.file]
-    lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
-    return [line for line in lines[2:] if re.match(r"[+-].", line)]
+    diff = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60).stdout
+    return [line for line in diff.splitlines()[2:] if re.match(r"[+-].", line)]
 
 
 def check(docs):
