@@ -30,8 +30,9 @@ class TorchrunTask:
 
     def __call__(self):
         job = submitit.JobEnvironment()
-        # As in slurm/multinode.sbatch, which explains both.
+        # As in slurm/preemptible.sbatch, which explains them.
         env = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "100"
         if job.cluster == "slurm":
             nnodes = job.num_nodes
             head_node = job.hostnames[0]
@@ -63,7 +64,9 @@ class TorchrunTask:
         if returncode and self.received and job.cluster == "slurm":
             time_limit = signal.SIGUSR2 in self.received
             if job.global_rank == 0 and (time_limit or preempted(job.job_id)):
-                subprocess.call(["scontrol", "requeue", job.job_id])
+                requeue = Path("slurm", "requeue.sh")  # unless it makes no progress
+                if subprocess.call([requeue, job.job_id, *self.arguments]) != 0:
+                    sys.exit(returncode)
             signal.pause()  # until Slurm ends this task: if it failed, srun would end the others
         if returncode:
             sys.exit(returncode)
@@ -125,12 +128,16 @@ def main():
             cpus_per_task=4 * args.gpus_per_node,
             mem_gb=16 * args.gpus_per_node,
             slurm_srun_args=["--kill-on-bad-exit=1"],
+            slurm_signal_delay_s=120,
             slurm_additional_parameters={"wait-all-nodes": 1},
             **{name: value for name, value in optional.items() if value},
         )
     else:
         executor.update_parameters(tasks_per_node=args.nodes)
-    job = executor.submit(TorchrunTask([args.script, *args.arguments], args.gpus_per_node))
+    slurm_conf = {name: os.environ[name] for name in os.environ if name == "SLURM_CONF"}
+    with submitit.helpers.clean_env():  # without the variables of an salloc around it
+        os.environ.update(slurm_conf)
+        job = executor.submit(TorchrunTask([args.script, *args.arguments], args.gpus_per_node))
     log = os.path.relpath(job.paths.stdout)
     if args.nodes > 1:  # torchrun sorts the nodes by name: rank 0 need not be the first task's
         log = log.replace("_0_log", f"_{{0..{args.nodes - 1}}}_log")

@@ -331,23 +331,81 @@ def test_time_to_save(name, monkeypatch):
     assert default < LaunchConfig(1, 1, 1).shutdown_timeout < int(before_limit)
 
 
+# In torchrun's place: a life that its time limit ends, but the twelfth. It may save, or not.
+LIFE = """#!/bin/bash
+trap 'exit 1' TERM
+echo "${@: -4}" >> lives
+[[ $(wc -l < lives) == 12 ]] && exit
+SAVE
+scancel --signal=USR1 --batch $SLURM_JOB_ID
+sleep 1000 & wait
+"""
+
+
 @pytest.mark.nightly
 @pytest.mark.long
-def test_elastic_gives_up(cluster, shell):
-    """A script that always fails: the job is requeued ten times, with the same arguments."""
+@pytest.mark.parametrize(
+    "name, save, lives",
+    [
+        ("preemptible", "touch run.pt", 12),
+        ("preemptible", "[[ -e run.pt ]] || touch run.pt", 3),
+        ("preemptible", "mkdir -p run.pt/epoch_1; touch run.pt/epoch_1/.metadata", 12),
+        ("preemptible", "", 10),
+        ("elastic_ddp", "exit 1", 10),
+    ],
+)
+def test_requeued_while_it_makes_progress(cluster, shell, name, save, lives):
+    """Twelve slices of a long training end by themselves; without progress, two; of none, ten."""
     (shell.folder / ".venv").unlink()
     programs = shell.folder / ".venv" / "bin"
     programs.mkdir(parents=True)
     (programs / "activate").write_text('PATH="$PWD/.venv/bin:$PATH"')
-    (programs / "torchrun").write_text('#!/bin/bash\necho "${@: -4}" >>starts\nexit 1\n')
+    (programs / "torchrun").write_text(LIFE.replace("SAVE", save))
     (programs / "torchrun").chmod(0o755)
-    job = cluster(
-        "sbatch --nodes=1 --gpus-per-node=1 slurm/elastic_ddp.sbatch gpt/gpt.py 4 2 'a b.txt'"
+    options = f"--nodes=1 --gpus-per-node=1 slurm/{name}.sbatch"
+    job = cluster(f"sbatch {options} gpt/gpt.py --snapshot_path run.pt 4 2")
+    assert job.wait() == (lives != 12)
+    started = (shell.folder / "lives").read_text().splitlines()
+    assert started == ["--snapshot_path run.pt 4 2"] * lives
+    given_up = "lives in a row have saved nothing at run.pt" in log(shell.folder, name)
+    assert given_up == (lives != 12)
+
+
+@pytest.mark.long
+def test_what_a_job_inherits(ranks, shell):
+    """The memory of an salloc around it, a module in place of a file, and what cannot run."""
+    (shell.folder / "package").mkdir()
+    (shell.folder / "package" / "train.py").write_text(RANKS)
+    inner = "salloc -N1 --mem=1G sbatch --nodes=1"
+    job = ranks(
+        f"""
+        {inner} --gpus-per-node=2 slurm/multinode.sbatch -m package.train
+        sed '/^#SBATCH.*gpu/d' slurm/multinode.sbatch > cpu.sbatch
+        {inner} --output=no-gpus.out cpu.sbatch || true
+        . .venv/bin/activate
+        srun --nodes=2 --ntasks=4 --gres=gpu:2 ./slurm/torchrun_script.sh multinode.py || true
+        """,
+        "-n 2",
     )
-    assert job.wait() == 1
-    assert "elastic_ddp FAILED" in job.output
-    starts = (shell.folder / "starts").read_text().splitlines()
-    assert starts == ["gpt/gpt.py 4 2 a b.txt"] * 11
+    job.wait()
+    assert sorted(ranks_in(log(shell.folder, "multinode"))) == ["rank 0 of 2", "rank 1 of 2"]
+    assert "ask for GPUs, as with --gpus-per-node=4" in (shell.folder / "no-gpus.out").read_text()
+    assert "torchrun_script.sh: use --ntasks-per-node=1" in job.output
+
+
+@pytest.mark.long
+def test_two_steps_in_one_allocation(cluster, shell):
+    """The end of the shorter one leaves the longer one alone."""
+    step = "srun --overlap --exact --nodes=2 --gpus-per-node=1 ./slurm/torchrun_script.sh"
+    (shell.folder / "step").write_text(
+        f"""
+        {step} multinode.py 150 150 --snapshot_path long.pt &
+        {step} multinode.py 1 1 --snapshot_path short.pt && wait $!
+        """
+    )
+    job = cluster(". .venv/bin/activate; salloc --nodes=2 --gpus-per-node=2 bash -e step", "-n 2")
+    assert job.wait() == 0, job.output
+    assert "epoch 150 |" in job.output and "epoch 1 |" in job.output
 
 
 def test_failure_fails_the_job(cluster, shell):

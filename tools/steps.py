@@ -25,8 +25,8 @@ STEPS = [
 ]
 JOB_STEPS = [
     Step("slurm/singlegpu.sbatch", "slurm/multigpu.sbatch", 8),
-    Step("slurm/multigpu.sbatch", "slurm/multigpu_torchrun.sbatch", 8),
-    Step("slurm/multigpu_torchrun.sbatch", "slurm/multinode.sbatch", 16),
+    Step("slurm/multigpu.sbatch", "slurm/multigpu_torchrun.sbatch", 9),
+    Step("slurm/multigpu_torchrun.sbatch", "slurm/multinode.sbatch", 19),
     Step("slurm/multinode.sbatch", "slurm/multinode_srun.sbatch", 18),
     Step("slurm/multinode.sbatch", "slurm/preemptible.sbatch", 15),
     Step("slurm/preemptible.sbatch", "slurm/elastic_ddp.sbatch", 24),

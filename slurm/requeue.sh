@@ -1,0 +1,33 @@
+#!/bin/bash
+# Requeues a job that its time limit or a failure has ended, as long as it makes progress:
+#   slurm/requeue.sh JOB [SCRIPT AND ITS ARGUMENTS]
+# It gives up after two such lives in a row without a newer snapshot at --snapshot_path, or after
+# ten if there is none at all. Preemptions do not count.
+
+set -eo pipefail
+job=$1
+snapshots=(snapshot.pt snapshot)  # the defaults
+for argument in "$@"; do
+  [[ $previous == --snapshot_path ]] && snapshots=("$argument")
+  [[ $argument == --snapshot_path=* ]] && snapshots=("${argument#*=}")
+  previous=$argument
+done
+record=$(scontrol show job "$job")
+[[ $record == *PreemptTime=2* ]] && exec scontrol requeue "$job"  # the first digit of a year
+
+start=$(grep -oP ' StartTime=\K\S+' <<< "$record")
+lives=.lives-without-progress-$job
+# A file, or a folder with a complete snapshot in it.
+newer=$(find "${snapshots[@]}" -type f -newermt "$start" -printf '%d %f\n' 2> /dev/null || true)
+if grep -qE '^0 |^. \.metadata$' <<< "$newer"; then
+  rm -f "$lives"
+else
+  echo "${SLURM_RESTART_COUNT:-0}" >> "$lives"  # several nodes of a life may do so
+  limit=10
+  [[ -e ${snapshots[0]} || -e ${snapshots[-1]} ]] && limit=2
+  if (($(sort -u "$lives" | wc -l) >= limit)); then
+    echo "not requeued: $limit lives in a row have saved nothing at ${snapshots[*]}" >&2
+    exit 1
+  fi
+fi
+scontrol requeue "$job"
