@@ -130,6 +130,28 @@ def test_rendezvous_forgotten(shell):
 
 @needs_slurm
 @pytest.mark.long
+def test_endpoint_by_a_second_address(cluster, shell):
+    """No torchrun finds it among its own names; all may host the store, and one is connected to."""
+    (shell.folder / "init").write_text(INIT)
+    job = cluster(
+        f"""{TWO_NODES}
+        on node1 ip address add 10.78.0.1/24 dev eth0
+        on node2 ip address add 10.78.0.2/24 dev eth0
+        both() {{ for node in node1 node2; do on $node torchrun --nnodes=2 init & done; }}
+        export PET_RDZV_ENDPOINT=10.78.0.1:29400 PET_RDZV_CONF=join_timeout=6,read_timeout=3
+        both >unknown.out 2>&1; wait
+        {snippet("hangs.md", "is_host", "sh")}
+        both >host.out 2>&1; wait
+        """
+    )
+    job.wait()
+    unknown = (shell.folder / "unknown.out").read_text()
+    assert unknown.count("RendezvousConnectionError: The connection to the C10d store") >= 2
+    assert (shell.folder / "host.out").read_text().count("initialized") == 2
+
+
+@needs_slurm
+@pytest.mark.long
 def test_every_node_calls_itself_loopback(cluster, shell):
     """They cannot find each other, until the interface is named."""
     (shell.folder / "init").write_text(INIT)
@@ -177,6 +199,19 @@ def test_one_rank_is_a_step_ahead(shell):
     job = shell.start(f"{asked}\ntorchrun --standalone --nproc_per_node=2 uneven")
     assert job.wait() != 0
     assert documented_error("Detected mismatch between collectives on ranks") in job.output
+
+
+def test_collectives_of_different_sizes(shell):
+    """gloo notices where they meet, and ends."""
+    code = """import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1 + 1000 * int(os.environ["RANK"])))
+"""
+    (shell.folder / "sizes").write_text(code)
+    job = shell.ranks(f"{shell.folder}/sizes", 2)
+    assert job.wait() != 0
+    error = documented_error("Is there a distributed collective mismatch in your code?")
+    assert error in job.output
 
 
 @pytest.mark.long
