@@ -111,7 +111,8 @@ class Trainer:
             inputs = inputs.to(self.device, non_blocking=True)
             targets = targets.to(self.device, non_blocking=True)
             self._run_batch(inputs, targets)
-            if step % self.args.verify_every == 0:
+            first = step == steps_run + 1  # of the epoch
+            if first or step % self.args.verify_every == 0:
                 self._verify(step, inputs)
         self.loss = self._mean_loss()
 

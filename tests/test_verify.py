@@ -48,9 +48,9 @@ FAULTS = {
         at_step(25, LATE),
         r"step 30: late differs on ranks \[0, 1, 2\]",
     ),
-    "same shard": (SAME_SHARD, r"step 10: sample 0 of rank 2 is also on rank 0"),
-    "own order": (OWN_ORDER, r"step \d+0: sample \d+ of rank [12] is also on rank [01]"),
-    "same seed": (SAME_SEED, "step 10: random state of rank 1 is also on rank 0"),
+    "same shard": (SAME_SHARD, r"step 1: sample 0 of rank 2 is also on rank 0"),
+    "own order": (OWN_ORDER, r"step \d+: sample \d+ of rank [12] is also on rank [01]"),
+    "same seed": (SAME_SEED, "step 1: random state of rank 1 is also on rank 0"),
 }
 
 

@@ -40,7 +40,7 @@ RECIPES = [
     Step("recipes/tensorboard_logging.py", "recipes/monitor.py", 42),
     Step("recipes/monitor.py", "recipes/stragglers.py", 40),
     Step("multinode.py", "recipes/profiler.py", 16),
-    Step("multinode.py", "recipes/verify.py", 35),
+    Step("multinode.py", "recipes/verify.py", 36),
     Step("multinode.py", "recipes/fsdp.py", 58),
 ]
 PREEMPTIBLE_RECIPES = [
