@@ -10,7 +10,7 @@ import pytest
 from tools import steps
 from tools.steps import ROOT
 
-RECIPES = steps.RECIPES + steps.PREEMPTIBLE_RECIPES + steps.ELASTIC_RECIPES
+RECIPES = steps.RECIPES + steps.LATER_RECIPES
 SCRIPT_STEPS = steps.STEPS + RECIPES + steps.BY_HAND + steps.GPT
 
 
