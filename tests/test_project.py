@@ -9,7 +9,7 @@ from helpers import run
 from tools import steps
 from tools.steps import ROOT
 
-RECIPES = steps.RECIPES + steps.PREEMPTIBLE_RECIPES + steps.ELASTIC_RECIPES
+RECIPES = steps.RECIPES + steps.LATER_RECIPES
 SCRIPT_STEPS = steps.STEPS + RECIPES + steps.BY_HAND + steps.GPT
 
 

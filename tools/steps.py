@@ -43,10 +43,8 @@ RECIPES = [
     Step("multinode.py", "recipes/verify.py", 36),
     Step("multinode.py", "recipes/fsdp.py", 58),
 ]
-PREEMPTIBLE_RECIPES = [
+LATER_RECIPES = [  # of stages that save within an epoch
     Step("preemptible.py", "recipes/step_timeout.py", 28),
-]
-ELASTIC_RECIPES = [
     Step("elastic_ddp.py", "recipes/own_disks.py", 10),
     Step("elastic_ddp.py", "recipes/regroup.py", 116),
 ]
@@ -78,16 +76,21 @@ GPT = [
     Step("gpt/finetune.py", "gpt/finetune_chat.py", 55),
 ]
 STAGES = [STEPS[0].base, *(step.file for step in STEPS)]
-ALL = STEPS + JOB_STEPS + RECIPES + PREEMPTIBLE_RECIPES + ELASTIC_RECIPES + BY_HAND + GPT
+ALL = STEPS + JOB_STEPS + RECIPES + LATER_RECIPES + BY_HAND + GPT
+
+
+def diff_lines(old, new):
+    """Returns the changed lines of two files, as `diff -U0` finds them, without blank ones."""
+    command = ["diff", "-U0", old, new]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    if result.returncode > 1:
+        raise FileNotFoundError(result.stderr.strip())
+    return [line for line in result.stdout.splitlines()[2:] if re.match("[+-].", line)]
 
 
 def changed_lines(old, new):
     """Returns what `diff -U0 old new | grep -c '^[+-][^+-]'` prints."""
-    diff = ["diff", "-U0", old, new]
-    result = subprocess.run(diff, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    if result.returncode > 1:
-        raise FileNotFoundError(result.stderr.strip())
-    return len(re.findall(r"^[+-][^+\-\n]", result.stdout, re.MULTILINE))
+    return sum(line[1] not in "+-" for line in diff_lines(old, new))
 
 
 def sizes():

@@ -22,6 +22,8 @@ from tools.pages.charts import draw, read_elastic
 from tools.steps import ROOT, STEPS, changed_lines
 
 FOLDER = ROOT / "runs" / "chain"
+TOTAL_EPOCHS, SAVE_EVERY = 50, 10
+EPOCHS = f"{TOTAL_EPOCHS} {SAVE_EVERY}"
 GLOBAL_BATCH_SIZE = 32
 ELASTIC_OPTIONS = f"--global_batch_size {GLOBAL_BATCH_SIZE} --save_every_steps 16"
 
@@ -71,9 +73,9 @@ def kill(pid):
     os.kill(pid, signal.SIGKILL)
 
 
-def commands(script, gpus, epochs):
+def commands(script, gpus):
     """Returns the commands that start `script` on this machine: one, or one for each "node"."""
-    arguments = f"{script} {epochs} --snapshot_path runs/chain/{script.removesuffix('.py')}.pt"
+    arguments = f"{script} {EPOCHS} --snapshot_path runs/chain/{script.removesuffix('.py')}.pt"
     if script == "singlegpu.py":
         return [f"python {arguments}"]
     processes = min(gpus, 2) or 2
@@ -100,16 +102,16 @@ def commands(script, gpus, epochs):
     return [f"{cpu}torchrun --nnodes=2 --nproc_per_node=2 {rendezvous} {of_four}"] * 2
 
 
-def elastic(gpus, epochs):
+def elastic(gpus):
     """Runs the last stage, whose log is long, and draws its loss."""
     script = "elastic_ddp.py"
     show = r"starts on|epochs done| \+ 0 samples"
-    first_saved = f"epoch {epochs.split()[1]} + 0"
-    log = run(*commands(script, gpus, epochs), show=show, kill_at=first_saved)
+    first_saved = f"epoch {SAVE_EVERY} + 0"
+    log = run(*commands(script, gpus), show=show, kill_at=first_saved)
     (FOLDER / "elastic_ddp.log").write_text(log)
     # Without torchrun, since there is one process: here are the variables that it would set.
     variables = "RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 GROUP_RANK=0 MASTER_ADDR=localhost MASTER_PORT=0"
-    arguments = f"{script} {epochs} {ELASTIC_OPTIONS} --snapshot_path runs/chain/plain.pt"
+    arguments = f"{script} {EPOCHS} {ELASTIC_OPTIONS} --snapshot_path runs/chain/plain.pt"
     plain = run(f"{variables} python {arguments}", show="^$")
     draw("elastic_ddp", read_elastic(log, plain), FOLDER)
     print("Its loss beside that of the last command: runs/chain/elastic_ddp.svg")
@@ -117,41 +119,34 @@ def elastic(gpus, epochs):
     return log
 
 
-def parse_args():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("total_epochs", nargs="?", type=int, default=50)
-    parser.add_argument("save_every", nargs="?", type=int, default=10, help="epochs per snapshot")
-    parser.add_argument("--no-slurm", action="store_true", help="leave out the pocket cluster")
-    return parser.parse_args()
-
-
 def main():
-    args = parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--no-slurm", action="store_true", help="leave out the pocket cluster")
+    args = parser.parse_args()
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir(parents=True)
     print(f"$ export OMP_NUM_THREADS={os.environ.setdefault('OMP_NUM_THREADS', '1')}\n")
     changes = {STEPS[0].base: ""} | {s.file: str(changed_lines(s.base, s.file)) for s in STEPS}
     gpus = torch.cuda.device_count()
-    epochs = f"{args.total_epochs} {args.save_every}"
-    rows = []
+    rows = [["stage", "first loss", "last loss", "changed lines"]]
     for script, changed in changes.items():
-        output = elastic(gpus, epochs) if script == "elastic_ddp.py" else None
-        output = output or run(*commands(script, gpus, epochs))
+        if script == "elastic_ddp.py":
+            output = elastic(gpus)
+        else:
+            output = run(*commands(script, gpus))
         losses = dict(re.findall(r"epoch ([1-9]\d*)(?: \+ 0 samples)? \| loss (\S+)", output))
-        first, last = str(min(args.save_every, args.total_epochs)), str(args.total_epochs)
-        loss, final = losses[first], losses[last]
-        rows.append([script, f"{loss} (epoch {first})", f"{final} (epoch {last})", changed])
+        first, last = (f"{losses[str(n)]} (epoch {n})" for n in (SAVE_EVERY, TOTAL_EPOCHS))
+        rows.append([script, first, last, changed])
         print()
     if missing := missing_packages():
         install = f"sudo apt-get install {' '.join(missing)}"
         print(f"For the same on a Slurm cluster of your own: {install}\n")
     elif not args.no_slurm:
-        arguments = f"{epochs} --snapshot_path runs/chain/slurm.pt"
+        arguments = f"{EPOCHS} --snapshot_path runs/chain/slurm.pt"
         sbatch = "sbatch --gpus-per-node=1 slurm/multinode.sbatch"
         run(f"slurm/pocket-cluster -n 2 {sbatch} {arguments}")
         log = max(ROOT.glob("multinode-*.out"), key=lambda path: path.stat().st_mtime)
         print(*re.findall(r"0: .+ epochs done.+|0: .+ saved .+", log.read_text()), "", sep="\n")
-    rows.insert(0, ["stage", "first loss", "last loss", "changed lines"])
     for name, first, last, changed in rows:
         print(f"{name:<22}{first:<24}{last:<24}{changed}")
 

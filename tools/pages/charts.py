@@ -6,13 +6,11 @@ functions, and write the figures beside it, as JSON. To show those, copy them in
 
 import json
 import re
-import sys
 from itertools import pairwise
 from pathlib import Path
 
 from bench.scaling import ETHERNET, H100, efficiency
-from tools.pages.picture import Picture, Scale
-from tools.steps import ROOT
+from tools.pages.picture import Picture, Scale, assets_folder
 
 EPOCH_SIZE = 2048  # samples
 LEFT, RIGHT = 52, 388
@@ -140,21 +138,26 @@ def recovery(medians):
     looks = dict(zip(next(iter(medians.values())), "dbca", strict=True))
     longest = max(sum(phases.values()) for phases in medians.values())
     second_x = Scale(0, longest, 150, 356)
-    for row, (way, phases) in enumerate(medians.items()):
-        top = 6 + 30 * row
-        picture.text(4, top + 16, way)
-        elapsed = 0
-        for phase, seconds in phases.items():
-            left = second_x(elapsed)
-            elapsed += seconds
-            picture.box(left, top, second_x(elapsed) - left, 22, looks[phase])
-        picture.text(second_x(elapsed) + 6, top + 16, f"{elapsed:.2g}")
+    draw_stacked_bars(picture, second_x, medians, looks, "{:.2g}")
     seconds = range(0, int(longest) + 1, 10)
     picture.x_axis(second_x, 104, {second: second for second in seconds}, "seconds since the kill")
     names = {look: phase for phase, look in looks.items()}
     picture.legend(4, 166, {look: names[look] for look in "dc"})
     picture.legend(204, 166, {look: names[look] for look in "ba"})
     return picture
+
+
+def draw_stacked_bars(picture, scale, rows, looks, total_format):
+    """Draws a bar for each row, of one box for each of its parts, and the sum of the parts."""
+    for row, (name, parts) in enumerate(rows.items()):
+        top = 6 + 30 * row
+        picture.text(4, top + 16, name)
+        total = 0
+        for part, size in parts.items():
+            left = scale(total)
+            total += size
+            picture.box(left, top, scale(total) - left, 22, looks[part])
+        picture.text(scale(total) + 6, top + 16, total_format.format(total))
 
 
 def overlap(forms):
@@ -183,15 +186,7 @@ def by_hand_memory(scripts):
     picture = Picture(400, 196, "What a rank of four holds, in MB")
     mb_x = Scale(0, max(sum(parts.values()) for parts in scripts.values()), 70, 356)
     looks = dict(zip(next(iter(scripts.values())), "abc", strict=True))
-    for row, (script, parts) in enumerate(scripts.items()):
-        top = 6 + 30 * row
-        picture.text(4, top + 16, script)
-        held = 0
-        for part, size in parts.items():
-            left = mb_x(held)
-            held += size
-            picture.box(left, top, mb_x(held) - left, 22, looks[part])
-        picture.text(mb_x(held) + 6, top + 16, f"{held:.0f}")
+    draw_stacked_bars(picture, mb_x, scripts, looks, "{:.0f}")
     picture.x_axis(mb_x, 104, {mb: mb for mb in range(0, 301, 100)}, "MB")
     picture.legend(8, 176, {look: part for part, look in looks.items()}, across=130)
     return picture
@@ -204,9 +199,8 @@ CHARTS = {chart.__name__: chart for chart in DRAWN}
 
 def main():
     measured = json.loads(Path(__file__).with_name("measured.json").read_text())
-    folder = Path(sys.argv[1] if sys.argv[1:] else ROOT / "docs" / "assets")
     for name, data in measured.items():
-        CHARTS[name](data).save(folder / f"{name}.svg")
+        CHARTS[name](data).save(assets_folder() / f"{name}.svg")
 
 
 if __name__ == "__main__":

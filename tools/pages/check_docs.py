@@ -7,14 +7,13 @@ wrong and where, and then ends with status 1.
 
 import argparse
 import re
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
 from tools.pages.fences import DOCUMENTED, changed_units, long_removed_units, units
-from tools.steps import ALL, ROOT, STAGES
+from tools.steps import ALL, ROOT, STAGES, diff_lines
 
 COG = re.compile(r'<!-- \[\[\[cog fence\("(.+)", "(.+)"\) \]\]\] -->')
 END = "<!-- [[[end]]] -->"
@@ -102,13 +101,6 @@ def check_page(page):
     return blocks, prose, problems
 
 
-def diff_lines(step):
-    """Returns the changed lines of a step, as diff finds them."""
-    command = ["diff", "-U0", step.base, step.file]
-    diff = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60).stdout
-    return [line for line in diff.splitlines()[2:] if re.match(r"[+-].", line)]
-
-
 def check(docs):
     """Returns the problems of all pages, and a line each on what there is."""
     problems, blocks, prose = [], [], {}
@@ -126,7 +118,7 @@ def check(docs):
             if found.unit[0] == step.file
             for line in found.content.splitlines()
         }
-        lines = diff_lines(step)
+        lines = diff_lines(step.base, step.file)
         removed, added = ({line[1:] for line in lines if line[0] == sign} for sign in "-+")
         known |= removed & added
         known |= {line for name in long_removed_units(step) for line in units(step.base)[name]}

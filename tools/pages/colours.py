@@ -15,7 +15,7 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
 
-from tools.pages.fences import DOCUMENTED, marked_units, step_to
+from tools.pages.fences import DOCUMENTED, language_of, marked_units, step_to
 from tools.steps import ROOT
 
 TAGS = {"+": "ins", "-": "del", " ": "span"}
@@ -88,10 +88,6 @@ def check_options(language, inputs, options, attrs, md):
     """Tells superfences what a fence may say: its language, and the file and unit it is from."""
     options.update(inputs)
     return set(inputs) <= {"lang", "file", "unit"}
-
-
-def language_of(file):
-    return "python" if file.endswith(".py") else "bash"
 
 
 def format_file(file):

@@ -4,24 +4,17 @@ Each script trains for one step; the picture shows the first block.
 """
 
 import torch
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from tools.pages import ranks
-from tools.pages.picture import Picture
-from tools.pages.ranks import BATCH_SIZE, FOLDER, RANKS
+from tools.pages.picture import Picture, assets_folder
+from tools.pages.ranks import BATCH_SIZE, RANKS
 
 SCRIPTS = ("moe", "expert_parallel")
 EXPERTS = 8
 SIZE, PITCH = 8, 9  # of a square
 ROW = 11  # from one row to the next
 ROWS = {"holds": 0, "computes with": 1.5, "tokens": 3}
-
-
-def held_experts(weight):
-    """Returns the numbers of the experts that this rank has a shard of."""
-    numbers = torch.arange(EXPERTS)
-    mesh, placements = weight.device_mesh, weight.placements
-    return distribute_tensor(numbers, mesh, placements, src_data_rank=None).to_local().tolist()
 
 
 def experts_of_this_rank(name):
@@ -38,7 +31,7 @@ def experts_of_this_rank(name):
 
     def record(self):
         layer = self.model.blocks[0].moe
-        found["holds"] = held_experts(layer.up)
+        found["holds"] = ranks.shard_like(layer.up, torch.arange(EXPERTS)).tolist()
         found["load"] = layer.load.tolist()
 
     script.MixtureOfExperts._run_experts = run_and_record
@@ -80,4 +73,4 @@ def draw(name, found_by_ranks, path):
 
 if __name__ == "__main__":
     for name in SCRIPTS:
-        draw(name, ranks.run(experts_of_this_rank, name), FOLDER / f"experts_{name}.svg")
+        draw(name, ranks.run(experts_of_this_rank, name), assets_folder() / f"experts_{name}.svg")

@@ -117,6 +117,10 @@ def marked_units(file):
         yield name, [line for line in lines if not line.startswith("-")]
 
 
+def language_of(file):
+    return "python" if file.endswith(".py") else "bash"
+
+
 def step_to(file):
     """Returns the step whose outcome is `file`."""
     step = next((step for step in DOCUMENTED if step.file == file), None)
@@ -131,7 +135,7 @@ def block(file, unit):
     changed = changed_units(step)
     if unit not in changed:
         raise ValueError(f"the step to {file} changes no {unit!r}, but {', '.join(changed)}")
-    code = "python" if file.endswith(".py") else "bash"
+    code = language_of(file)
     language = f'diff lang="{code}"' if step.base else code
     return "\n".join(["```" + language, *changed[unit], "```"])
 

@@ -14,8 +14,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from by_hand import fsdp
 from tools.pages import ranks
-from tools.pages.picture import Picture
-from tools.pages.ranks import BLOCKS, FOLDER, RANKS
+from tools.pages.picture import Picture, assets_folder
+from tools.pages.ranks import BLOCKS, RANKS
 
 BLOCK_UNITS = [f"blocks.{number}" for number in range(BLOCKS)]
 EMBEDDINGS, HEAD = "embeddings", "norm, head"
@@ -112,6 +112,6 @@ def draw(path, steps, units, end_of_forward):
 
 if __name__ == "__main__":
     units = [EMBEDDINGS, *BLOCK_UNITS, HEAD]
-    draw(FOLDER / "fsdp.svg", ranks.run(trace)[0], units, ["use", HEAD])  # which is kept
+    draw(assets_folder() / "fsdp.svg", ranks.run(trace)[0], units, ["use", HEAD])  # which is kept
     steps = ranks.run(trace_by_hand)[0]
-    draw(FOLDER / "by_hand_fsdp.svg", steps, BLOCK_UNITS, ["free", BLOCK_UNITS[-1]])
+    draw(assets_folder() / "by_hand_fsdp.svg", steps, BLOCK_UNITS, ["free", BLOCK_UNITS[-1]])

@@ -3,12 +3,11 @@
 A red tick at the left is where the step removes lines. `make docs` runs this.
 """
 
-import argparse
 import difflib
 from pathlib import Path
 
 from tools.pages.fences import START
-from tools.pages.picture import Picture, short
+from tools.pages.picture import Picture, assets_folder, short
 from tools.steps import GPT, ROOT, STEPS, changed_lines
 
 STYLE = """<style>
@@ -58,12 +57,10 @@ def draw(step, pitch, folder):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("assets", nargs="?", type=Path, default=ROOT / "docs" / "assets")
     for series in ([START[0], *STEPS], GPT):
         pitch = HEIGHT / max(len(read(step.file)) for step in series)
         for step in series:
-            draw(step, pitch, parser.parse_args().assets / "chain")
+            draw(step, pitch, assets_folder() / "chain")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,10 @@
 """Writes SVG by hand: few elements, short numbers, colours that follow the page's light or dark."""
 
 import math
+import sys
+from pathlib import Path
+
+from tools.steps import ROOT
 
 STYLE = """<style>
 text { font: 13px system-ui, sans-serif; fill: #1f2328; text-anchor: middle }
@@ -19,6 +23,11 @@ path { color: #59636e; fill: none; stroke: currentColor; stroke-linejoin: round 
 .solid { fill: currentColor; stroke: none }
 .dashed { fill: none; stroke-dasharray: 4 3 } .dotted { stroke-dasharray: 1.5 2.5 }
 </style>"""
+
+
+def assets_folder():
+    """Returns where to draw: in the folder that the command line names, or in docs/assets/."""
+    return Path(sys.argv[1] if sys.argv[1:] else ROOT / "docs" / "assets").resolve()
 
 
 def short(number):

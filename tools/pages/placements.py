@@ -6,11 +6,11 @@ gradient and of its optimizer state, and which samples and times each of its blo
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from tools.pages import ranks
-from tools.pages.picture import Picture
-from tools.pages.ranks import BATCH_SIZE, BLOCKS, CONTEXT, FOLDER, RANKS
+from tools.pages.picture import Picture, assets_folder
+from tools.pages.ranks import BATCH_SIZE, BLOCKS, CONTEXT, RANKS
 
 SCRIPTS = {
     "pretrain": "",
@@ -32,8 +32,7 @@ def part(tensor):
         return [0, 0, 1, 1]
     rows, columns = tensor.shape
     numbers = torch.arange(rows * columns).view(rows, columns)
-    mesh, placements = tensor.device_mesh, tensor.placements
-    held = distribute_tensor(numbers, mesh, placements, src_data_rank=None).to_local()
+    held = ranks.shard_like(tensor, numbers)
     top, left = divmod(held[0, 0].item(), columns)
     last_row, last_column = divmod(held[-1, -1].item(), columns)
     return [top / rows, left / columns, (last_row + 1) / rows, (last_column + 1) / columns]
@@ -101,4 +100,4 @@ if __name__ == "__main__":
     for name in SCRIPTS:
         world_size = 8 if name == "three_d" else RANKS
         held_by_ranks = ranks.run(held_parts, name, world_size=world_size)
-        draw(name, held_by_ranks, FOLDER / f"holds_{name}.svg")
+        draw(name, held_by_ranks, assets_folder() / f"holds_{name}.svg")

@@ -8,10 +8,11 @@ import tempfile
 from importlib import import_module
 from pathlib import Path
 
+from torch.distributed.tensor import distribute_tensor
+
 from tools.launch.jobs import Shell
 from tools.steps import ROOT
 
-FOLDER = Path(sys.argv[1] if sys.argv[1:] else ROOT / "docs" / "assets").resolve()
 RANKS, BLOCKS, CONTEXT, BATCH_SIZE = 4, 4, 16, 8  # the batch is that of all ranks together
 
 
@@ -28,6 +29,12 @@ def run(function, *args, world_size=RANKS):
         )
         Shell(Path(folder)).ranks(str(script), world_size).succeeds()
         return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(world_size)]
+
+
+def shard_like(weight, numbers):
+    """Returns what this rank holds of `numbers` if they are sharded as `weight` is."""
+    mesh, placements = weight.device_mesh, weight.placements
+    return distribute_tensor(numbers, mesh, placements, src_data_rank=None).to_local()
 
 
 def load(name):
