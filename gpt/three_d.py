@@ -289,7 +289,7 @@ class Trainer:
 
     def _clip_grad_norm(self, max_norm):
         """As nn.utils.clip_grad_norm_, with the norm of the gradients of all stages."""
-        gradients = [param.grad for param in self.model.parameters()]
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         squared_norm = nn.utils.get_total_norm(gradients).full_tensor() ** 2
         dist.all_reduce(squared_norm, group=self.pp_group)
         nn.utils.clip_grads_with_norm_(self.model.parameters(), max_norm, squared_norm.sqrt())
