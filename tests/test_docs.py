@@ -10,6 +10,7 @@ import shutil
 import threading
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -218,6 +219,57 @@ def test_site_in_a_browser(site, every):
     assert not problems, "\n".join(map(str, problems))
 
 
+# Returns the wrapped lines of Python, and those of them that continue left of their first word.
+WRAPPED = """() => {
+  for (const hint of document.querySelectorAll("article > details")) hint.open = true;
+  const wrapped = [], outdented = [];
+  for (const line of document.querySelectorAll("article .language-python .line")) {
+    const boxes = [...line.querySelectorAll("span")].flatMap((word) => [...word.getClientRects()]);
+    if (boxes.some((box) => box.top > boxes[0].bottom)) wrapped.push(line.textContent);
+    if (boxes.some((box) => box.left < boxes[0].left)) outdented.push(line.textContent);
+  }
+  return [wrapped, outdented];
+}"""
+
+
+# Returns the options in the prose that are broken at the end of a line.
+BROKEN_OPTIONS = """() => {
+  const broken = [];
+  for (const code of document.querySelectorAll("article :not(pre) > code")) {
+    const texts = document.createTreeWalker(code, NodeFilter.SHOW_TEXT);
+    while (texts.nextNode()) {
+      for (const option of texts.currentNode.data.matchAll(/--[\\w-]+/g)) {
+        const range = document.createRange();
+        range.setStart(texts.currentNode, option.index);
+        range.setEnd(texts.currentNode, option.index + option[0].length);
+        if (range.getClientRects().length > 1) broken.push(option[0]);
+      }
+    }
+  }
+  return broken;
+}"""
+
+
+@needs_browser
+def test_site_on_a_phone(site):
+    """Wrapped code keeps its indent, no option is broken, and no button hides text."""
+    with browser_of(site) as (page, address):
+        page.set_viewport_size({"width": 400, "height": 850})
+        page.goto(f"{address}/slow_data.html")
+        wrapped, outdented = page.evaluate(WRAPPED)
+        assert len(wrapped) > 5 and not outdented, outdented
+        page.goto(f"{address}/cheat_sheet.html")
+        assert not page.evaluate(BROKEN_OPTIONS)
+        page.evaluate("scrollTo(0, 1000)")
+        button = page.locator(".md-sidebar-button")
+        header = page.locator(".md-header").bounding_box()
+        box = button.bounding_box()
+        assert box["y"] + box["height"] <= header["y"] + header["height"]
+        button.click()
+        page.click(".md-sidebar--secondary >> text=Afterwards")
+        page.wait_for_url("**#afterwards")
+
+
 # Returns the lines that one sees of a comparison, each with its sign.
 SHOWN = """(lines) => lines.map(
   (line) => ({ INS: "+", DEL: "-", SPAN: " " })[line.tagName] + line.textContent.trimEnd()
@@ -257,14 +309,17 @@ def test_any_two_files_can_be_compared(site):
 
 
 def test_a_page_has_one_name():
-    """The sidebar shows the one at its head, as does the link of the page before."""
+    """The sidebar shows the one at its head, as does the page before, which leads to no other."""
     pages = {page.resolve(): page.read_text() for page in (ROOT / "docs").rglob("*.md")}
-    assert len(re.findall(r"^ +- \S+\.md$", (ROOT / "mkdocs.yml").read_text(), re.M)) == len(pages)
+    listed = re.findall(r"^ +- (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
+    order = [(ROOT / "docs" / page).resolve() for page in listed]
+    assert sorted(order) == sorted(pages)
     names = {page: re.match("# (.+)", text)[1] for page, text in pages.items()}
     assert len(set(names.values())) == len(names)
-    for page, text in pages.items():
-        for name, link in re.findall(r"^Next: \[(.+?)\]\((\S+?)\)", text, re.MULTILINE):
-            assert name == names[(page.parent / link).resolve()], page
+    for page, next_page in pairwise(order):
+        for name, link in re.findall(r"^Next: \[(.+?)\]\((\S+?)\)", pages[page], re.MULTILINE):
+            assert (page.parent / link).resolve() == next_page, page
+            assert name == names[next_page], page
 
 
 def test_diffs_lead_to_the_whole_file(site):

@@ -2,14 +2,16 @@
 
 mkdocs.yml names `format_diff`, for a ```diff fence, and this module, a Markdown extension: it tells
 each fence that cog fills its file and unit, appends the whole files to the page, and puts the
-script's name below the page's title in the sidebar. Into docs/diff.md it puts all files.
+script's name below the page's title in the sidebar. Into docs/diff.md it puts all files. It also
+marks what docs/assets/series.css needs to wrap code well on a phone.
 """
 
 import json
 import re
-from html import escape
+from html import escape, unescape
 
 from markdown import Extension
+from markdown.postprocessors import Postprocessor
 from markdown.preprocessors import Preprocessor
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
@@ -27,6 +29,10 @@ FOLDERS = {
     "slurm": "Job files",
 }
 ALL_FILES = "<!-- files -->"
+CODE_BLOCK = re.compile(
+    r'(<div class="language-(?:python|pycon|bash) highlight">.*?<code>)(.*?)(</code>)', re.DOTALL
+)
+INLINE_CODE = re.compile(r"(?<=<code>)[^<\n]+(?=</code>)")
 COG_FENCE = r'<!-- \[\[\[cog fence\("(.+)", "(.+)"\) \]\]\] -->\n```'
 
 
@@ -155,12 +161,35 @@ class Sources(Preprocessor):
             context.page.meta["subtitle"] = names
 
 
+def mark_indents(found):
+    """Returns a block of code whose lines each tell how far they are indented, as in a diff."""
+    rows = []
+    for line in found[2].splitlines(keepends=True):
+        text = unescape(re.sub("<.*?>", "", line))
+        indent = re.match(r"(>>> |\.\.\. )? *", text).end()
+        rows.append(f'<span class="line" style="--indent: {indent}ch">{line}</span>')
+    return found[1] + "".join(rows) + found[3]
+
+
+def mark_options(found):
+    return re.sub(r"(?<![\w-])--[\w-]+", r'<span class="option">\g<0></span>', found[0])
+
+
+class Wrapping(Postprocessor):
+    """Marks the indents of code, and each option in the prose, which no line may end within."""
+
+    def run(self, text):
+        """Returns the HTML of a page with both."""
+        return INLINE_CODE.sub(mark_options, CODE_BLOCK.sub(mark_indents, text))
+
+
 class SourcesExtension(Extension):
-    """Adds `Sources` to Markdown's steps."""
+    """Adds `Sources` and `Wrapping` to Markdown's steps."""
 
     def extendMarkdown(self, md):  # noqa: N802, Markdown's name
         """Does so, as Markdown asks an extension to do."""
         md.preprocessors.register(Sources(md), "sources", 28)  # before superfences, at 25
+        md.postprocessors.register(Wrapping(md), "wrapping", 5)  # after "raw_html", at 30
 
 
 def makeExtension(**kwargs):  # noqa: N802, Markdown's name
