@@ -131,6 +131,9 @@ class FullyShardedDataParallel(nn.Module):
         for tensor in module.state_dict().values():
             dist.broadcast(tensor, src=0)
         layers = [layer for layer in module.children() if list(layer.parameters())]
+        num_sharded = sum(len(list(layer.parameters())) for layer in layers)
+        if not num_sharded == len(list(module.parameters())) == len(module.state_dict()):
+            sys.exit("each weight must be in one layer, and a buffer in none: not supported")
         self.buckets = [Bucket(layer) for layer in layers]
         self.shards = [shard for bucket in self.buckets for shard in bucket.shards]
 
@@ -225,9 +228,11 @@ class Trainer:
 
     def _whole_optimizer_state(self):
         state_dict = self.optimizer.state_dict()
-        parameters = list(self.model.module.parameters())
+        parameters = dict(zip(self.model.shards, self.model.module.parameters(), strict=True))
+        shards = [shard for group in self.optimizer.param_groups for shard in group["params"]]
         for number, state in state_dict["state"].items():
-            whole = {name: gather(value, parameters[number]) for name, value in state.items()}
+            parameter = parameters[shards[number]]
+            whole = {name: gather(value, parameter) for name, value in state.items()}
             state_dict["state"][number] = whole
         return state_dict
 

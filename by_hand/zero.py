@@ -217,9 +217,11 @@ class Trainer:
 
     def _whole_optimizer_state(self):
         state_dict = self.optimizer.state_dict()
-        parameters = list(self.model.module.parameters())
+        parameters = dict(zip(self.model.shards, self.model.module.parameters(), strict=True))
+        shards = [shard for group in self.optimizer.param_groups for shard in group["params"]]
         for number, state in state_dict["state"].items():
-            whole = {name: gather(value, parameters[number]) for name, value in state.items()}
+            parameter = parameters[shards[number]]
+            whole = {name: gather(value, parameter) for name, value in state.items()}
             state_dict["state"][number] = whole
         return state_dict
 

@@ -42,9 +42,8 @@ class TextDataset(Dataset):
     """Chunks of `context` tokens of a file; a chunk's target is the same chunk one token later."""
 
     def __init__(self, path, context, tokenizer):
-        self.tokens = torch.tensor(
-            tokenizer(path.read_text(errors="replace"), verbose=False).input_ids
-        )
+        text = path.read_bytes().decode("utf-8-sig")  # as it is, \r\n too
+        self.tokens = torch.tensor(tokenizer(text, verbose=False).input_ids)
         self.context = context
 
     def __len__(self):
@@ -111,7 +110,9 @@ class Trainer:
         self.rng = torch.default_generator  # that dropout draws from
         if device.type == "cuda":
             self.rng = torch.cuda.default_generators[device.index]
-        self.flops_per_token = 6 * model.num_parameters()  # attention left out
+        weights = model.state_dict()
+        del weights["model.embed_tokens.weight"]  # looked up; as a head, it has another name
+        self.flops_per_token = 6 * sum(w.numel() for w in weights.values())  # attention left out
         self.tokens = 0  # so far, on this rank
         self.start_time = time.perf_counter()
         self._restart_clock()
@@ -378,6 +379,8 @@ def parse_args():
         parser.error(f"no config.json or no *.safetensors in --model {args.model}")
     if not args.export_path or not os.access(os.path.dirname(args.export_path) or ".", os.W_OK):
         parser.error(f"cannot write {args.export_path}: create its folder, or set another path")
+    if os.path.isfile(args.export_path):
+        parser.error(f"--export_path {args.export_path} is a file: name a folder")
     if Path(args.export_path).resolve() == args.model.resolve():
         parser.error("--export_path must not be --model")
     return args
@@ -404,11 +407,17 @@ def load_pretrained(model, path):
     weights = weights_in_files(model)
     reader = HuggingFaceStorageReader(path)
     try:
-        unknown = set(reader.read_metadata().state_dict_metadata) - set(model.state_dict())
+        names = set(reader.read_metadata().state_dict_metadata)
+        unknown = names - set(model.state_dict())
         unknown = [name for name in unknown if not name.endswith("rotary_emb.inv_freq")]
         if unknown:
             raise ValueError(f"the config knows nothing of {sorted(unknown)[:3]}")
         dcp.load(weights, storage_reader=reader)
+        if "lm_head.weight" in names - set(weights):  # some files hold a tied head twice
+            head = torch.empty_like(model.lm_head.weight)
+            dcp.load({"lm_head.weight": head}, storage_reader=reader)
+            if not torch.equal(head.to_local(), model.lm_head.weight.to_local()):
+                raise ValueError("lm_head.weight is not the embedding: untie them in config.json")
     except (Exception, dcp.CheckpointException) as error:
         sys.exit(f"cannot load the weights of {path}: another model's?\n{error!r}")
 
@@ -452,7 +461,10 @@ def main(args):
         sys.exit(f"cannot use {args.model}: broken, or not the layout of Llama\n{error!r:.300}")
     if len(tokenizer) > config.vocab_size:
         sys.exit(f"the tokenizer has {len(tokenizer)} tokens, the model {config.vocab_size}")
-    text = ConcatDataset([TextDataset(path, args.context, tokenizer) for path in args.text])
+    try:
+        text = ConcatDataset([TextDataset(path, args.context, tokenizer) for path in args.text])
+    except UnicodeDecodeError as error:
+        sys.exit(f"--text is not UTF-8: convert it, such as with iconv ({error})")
     val_chunks = args.val_tokens // args.context
     if len(text) <= val_chunks:
         sys.exit(f"--text has {len(text)} chunks: {val_chunks} are for validation, add text")

@@ -45,15 +45,24 @@ class ChatDataset(Dataset):
     """Chats, padded or cut to `context` tokens; the targets are those of the last message."""
 
     def __init__(self, path, context, tokenizer):
-        self.chats = []
-        for line in path.read_text().splitlines():
-            messages = json.loads(line)["messages"]
-            chat = tokenizer.apply_chat_template(messages, return_dict=False)
-            prompt = tokenizer.apply_chat_template(
-                messages[:-1], add_generation_prompt=True, return_dict=False
-            )
-            self.chats.append((torch.tensor(chat), len(prompt)))
+        with open(path, encoding="utf-8-sig") as file:
+            lines = [line for line in file if line.strip()]
+        self.chats = [self._tokenize(json.loads(line), tokenizer) for line in lines]
         self.context = context
+
+    def _tokenize(self, chat, tokenizer):
+        """Returns a chat's tokens, and how many of them come before its answer."""
+        *messages, answer = chat["messages"]
+        if answer["role"] != "assistant":
+            raise ValueError(f"a chat must end with the assistant's answer, not {answer}")
+        options = {"tools": chat.get("tools"), "tokenize": False}
+        text = tokenizer.apply_chat_template([*messages, answer], **options)
+        prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, **options)
+        if not text.startswith(prompt):  # such as one that opens <think>
+            raise ValueError(f"the template's prompt {prompt[-40:]!r} does not begin {text!r}")
+        encoded = tokenizer([text, prompt], add_special_tokens=False, verbose=False)
+        tokens, prompt_tokens = encoded.input_ids
+        return torch.tensor(tokens), len(prompt_tokens)
 
     def __len__(self):
         return len(self.chats)
@@ -124,7 +133,9 @@ class Trainer:
         self.rng = torch.default_generator  # that dropout draws from
         if device.type == "cuda":
             self.rng = torch.cuda.default_generators[device.index]
-        self.flops_per_token = 6 * model.num_parameters()  # attention left out
+        weights = model.state_dict()
+        del weights["model.embed_tokens.weight"]  # looked up; as a head, it has another name
+        self.flops_per_token = 6 * sum(w.numel() for w in weights.values())  # attention left out
         self.tokens = 0  # so far, on this rank
         self.start_time = time.perf_counter()
         self._restart_clock()
@@ -394,6 +405,8 @@ def parse_args():
         parser.error(f"no config.json or no *.safetensors in --model {args.model}")
     if not args.export_path or not os.access(os.path.dirname(args.export_path) or ".", os.W_OK):
         parser.error(f"cannot write {args.export_path}: create its folder, or set another path")
+    if os.path.isfile(args.export_path):
+        parser.error(f"--export_path {args.export_path} is a file: name a folder")
     if Path(args.export_path).resolve() == args.model.resolve():
         parser.error("--export_path must not be --model")
     return args
@@ -421,11 +434,17 @@ def load_pretrained(model, path):
     weights = weights_in_files(model)
     reader = HuggingFaceStorageReader(path)
     try:
-        unknown = set(reader.read_metadata().state_dict_metadata) - set(model.state_dict())
+        names = set(reader.read_metadata().state_dict_metadata)
+        unknown = names - set(model.state_dict())
         unknown = [name for name in unknown if not name.endswith("rotary_emb.inv_freq")]
         if unknown:
             raise ValueError(f"the config knows nothing of {sorted(unknown)[:3]}")
         dcp.load(weights, storage_reader=reader)
+        if "lm_head.weight" in names - set(weights):  # some files hold a tied head twice
+            head = torch.empty_like(model.lm_head.weight)
+            dcp.load({"lm_head.weight": head}, storage_reader=reader)
+            if not torch.equal(head.to_local(), model.lm_head.weight.to_local()):
+                raise ValueError("lm_head.weight is not the embedding: untie them in config.json")
     except (Exception, dcp.CheckpointException) as error:
         sys.exit(f"cannot load the weights of {path}: another model's?\n{error!r}")
 
@@ -477,7 +496,16 @@ def main(args):
     if len(text) <= val_chunks:
         sys.exit(f"--text has {len(text)} chunks: {val_chunks} are for validation, add text")
     dataset = Subset(text, range(len(text) - val_chunks))
-    model.model.layers[: args.frozen_layers].requires_grad_(False)
+    chats = [chat for part in text.datasets for chat in part.chats]
+    num_cut = sum(len(tokens) > args.context + 1 for tokens, _ in chats)
+    num_lost = sum(prompt_length > args.context for _, prompt_length in chats)
+    if num_cut > 0 and dist.get_rank() == 0:
+        print(f"{num_cut} chats are cut to --context, {num_lost} of them before the answer")
+    if args.frozen_layers >= config.num_hidden_layers:
+        sys.exit(f"--frozen_layers must be less than the {config.num_hidden_layers} of the model")
+    if args.frozen_layers > 0:
+        model.model.embed_tokens.requires_grad_(False)  # else backward() would run down to it
+        model.model.layers[: args.frozen_layers].requires_grad_(False)
     if args.recompute:
         model.activation_checkpointing_enable()
     mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("dp",))

@@ -542,6 +542,8 @@ def main(args):
     try:
         tokenizer = Tokenizer.from_file(str(args.data / "tokenizer.json"))
         vocab_size = max(tokenizer.get_vocab().values()) + 1
+        if args.generate > 0 and not tokenizer.encode("\n").ids:
+            raise ValueError("it has no token for the end of a line: set --generate 0")
         files = sorted(args.data.glob("*.uint*"))
         text = ConcatDataset([TextDataset(path, args.context, vocab_size) for path in files])
     except Exception as error:

@@ -32,30 +32,30 @@ def train_tokenizer(paths, vocab_size, end_token):
         initial_alphabet=alphabet,
         show_progress=False,
     )
-    tokenizer.train_from_iterator(lines(paths), trainer)
+    tokenizer.train_from_iterator(pieces(paths), trainer)
     return tokenizer
 
 
-def lines(paths):
+def pieces(paths):
+    """Yields each file in pieces, to the end of a line if that is near, and then an empty one."""
     for path in paths:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            yield from file
+        try:
+            with open(path, encoding="utf-8-sig", newline="") as file:  # as it is, \r\n too
+                while piece := file.read(PIECE_SIZE):
+                    yield piece + file.readline(PIECE_SIZE)
+        except UnicodeDecodeError as error:
+            sys.exit(f"--text {path} is not UTF-8: convert it, such as with iconv ({error})")
+        yield ""
 
 
-def pieces(paths, end_token):
-    """Yields each file in pieces of whole lines, and then `end_token`."""
-    for path in tqdm(paths, unit="file", disable=None):
-        with open(path, encoding="utf-8", errors="replace") as file:
-            while some_lines := file.readlines(PIECE_SIZE):
-                yield "".join(some_lines)
-        yield end_token
-
-
-def encode(tokenizer, texts):
+def encode(tokenizer, texts, end_token):
     """Yields the tokens of each text; the library encodes those of a batch on all cores."""
+    end_id = tokenizer.token_to_id(end_token)
+    tokenizer.encode_special_tokens = True  # a text may contain `end_token`, and goes on
     while batch := list(itertools.islice(texts, BATCH_SIZE)):
-        for encoding in tokenizer.encode_batch_fast(batch, add_special_tokens=False):
-            yield encoding.ids
+        encodings = tokenizer.encode_batch_fast(batch, add_special_tokens=False)
+        for text, encoding in zip(batch, encodings, strict=True):
+            yield encoding.ids if text else [end_id]
 
 
 def write_shards(tokens_of_pieces, vocab_size, folder, shard_tokens):
@@ -106,9 +106,10 @@ def make_tokenizer(args):
         tokenizer = Tokenizer.from_file(args.tokenizer)
     except Exception as error:
         sys.exit(f"cannot read --tokenizer {args.tokenizer}: {error}")
-    end_ids = tokenizer.encode(args.end_token, add_special_tokens=False).ids
-    if end_ids != [tokenizer.token_to_id(args.end_token)]:
+    if tokenizer.token_to_id(args.end_token) is None:
         sys.exit(f"--tokenizer has no token {args.end_token}: give it another --end_token")
+    tokenizer.no_truncation()  # some come with a limit of 512 tokens
+    tokenizer.no_padding()
     return tokenizer
 
 
@@ -119,7 +120,8 @@ def main(args):
         unfinished.mkdir(parents=True)
         tokenizer = make_tokenizer(args)
         vocab_size = max(tokenizer.get_vocab().values()) + 1
-        tokens = encode(tokenizer, pieces(args.text, args.end_token))
+        texts = pieces(tqdm(args.text, unit="file", disable=None))
+        tokens = encode(tokenizer, texts, args.end_token)
         total, shards = write_shards(tokens, vocab_size, unfinished, args.shard_tokens)
         tokenizer.save(str(unfinished / "tokenizer.json"))
         unfinished.rename(args.folder)  # now it is complete

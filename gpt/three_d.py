@@ -37,6 +37,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, DistributedSamp
 from tqdm import tqdm
 
 SNAPSHOT_NAMES = f"epoch_{4 * '[0-9]'}_sample_{12 * '[0-9]'}"  # a glob pattern
+IGNORED = -100  # a target that cross_entropy leaves out
 # Between the layers, each rank holds a part of the time axis: Shard(1) of (batch, time, channels).
 TP_PLAN = {
     "token_embedding": tp.RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
@@ -166,8 +167,9 @@ class TextDataset(Dataset):
 
 
 def next_byte_loss(logits, targets):
-    """Returns the mean cross-entropy of logits (batch, time, 256) and bytes (batch, time)."""
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    """Returns the mean cross-entropy of logits (batch, time, 256) and bytes; padding counts 0."""
+    loss_sum = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+    return loss_sum / targets.numel()
 
 
 class ResumableSampler(DistributedSampler):
@@ -312,12 +314,13 @@ class Trainer:
         self.model.eval()
         total_loss = torch.zeros((), device=self.device)
         for inputs, targets in self.val_loader:
-            inputs = inputs.to(self.device)
-            targets = targets.to(self.device)
+            padding = (0, 0, 0, self.args.batch_size - len(inputs))  # rows, at the end
+            inputs = F.pad(inputs, padding).to(self.device)
+            targets = F.pad(targets, padding, value=IGNORED).to(self.device)
             loss = self._run_stage(self.schedule.eval, inputs, targets)
             total_loss += loss * len(inputs)
         dist.all_reduce(total_loss)
-        samples = len(self.val_loader) * self.args.batch_size * self.dp_size * self.args.tp_size
+        samples = len(self.val_loader.sampler) * self.dp_size * self.args.tp_size
         val_loss = total_loss.item() / samples
         self.model.train()
         self._log(f"val loss {val_loss:.4g}, {throughput}")
@@ -585,9 +588,9 @@ def main(args):
     )
     val_set = Subset(text, range(len(dataset), len(text)))
     val_sampler = DistributedSampler(val_set, dp_size, mesh.get_local_rank("dp"), shuffle=False)
-    val_loader = DataLoader(val_set, args.batch_size, sampler=val_sampler, drop_last=True)
-    if len(train_loader) == 0 or len(val_loader) == 0:
-        sys.exit("--text has less than one batch to train on, or to validate: lower --batch_size")
+    val_loader = DataLoader(val_set, args.batch_size, sampler=val_sampler)
+    if len(train_loader) == 0:
+        sys.exit("--text has less than one batch to train on: lower --batch_size or --val_tokens")
     Trainer(model, train_loader, val_loader, loss_fn, optimizer, device, args, mesh).train()
     if args.generate > 0:
         generated = model.generate("\n", args.generate)

@@ -213,6 +213,15 @@ def test_parameter_without_gradient(shell):
     assert "between two steps, each parameter must get one gradient" in job.output
 
 
+@pytest.mark.parametrize("tensor", ["nn.Parameter(torch.zeros(1))", "nn.BatchNorm1d(5)"])
+def test_what_no_layer_shards(shell, tensor):
+    """It would not be trained, or fail at the first snapshot."""
+    setup = MODELS["toy"].replace("        with", f"        self.more = {tensor}\n        with")
+    path = shell.folder / "script.py"
+    path.write_text(patched(FSDP_BY_HAND, setup))
+    shell.ranks(f"{path} 1").fails("each weight must be in one layer, and a buffer in none")
+
+
 def test_when_the_all_reduces_run(shell):
     """After backward(), or while it goes on; bench/overlap.py measures what that gains."""
     output = shell.ranks("bench/overlap.py --blocks 2 --steps 1", 2).succeeds()

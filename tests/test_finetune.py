@@ -126,25 +126,31 @@ def test_targets_of_a_chat(tmp_path):
 
 
 def test_finetuned_chats(shell):
-    """Three ranks, with other numbers of tokens in their answers, end as one; a layer is frozen."""
+    """Three ranks, with other numbers of tokens in their answers, end as one; a part is frozen."""
     make_model(shell.folder / "model", "Llama", torch.float32)
     write_chats(shell.folder / "chats", (STEPS + 1) * BATCH_SIZE)
     options = "--learning_rate 0.3 --text chats --context 40 --val_tokens 480 --frozen_layers 1"
-    for ranks, name in [(1, "one"), (3, "several")]:
-        job = start(shell, ranks, name, PLAIN_SGD, options, "gpt/finetune_chat.py")
-        job.succeeds()
+    for ranks, name, more in [(1, "one", ""), (3, "several", "--recompute")]:
+        job = start(shell, ranks, name, PLAIN_SGD, f"{options} {more}", "gpt/finetune_chat.py")
+        assert "62 chats are cut to --context, 0 of them before the answer" in job.succeeds()
     start_weights, one, several = (
         load_file(shell.folder / name / "model.safetensors")
         for name in ("model", "one_exported", "several_exported")
     )
     assert max_abs_diff(one.values(), several.values()) < 5e-5
     for name, weight in start_weights.items():
-        assert torch.equal(weight, one[name]) == name.startswith("model.layers.0.")
+        frozen = name.startswith(("model.embed_tokens.", "model.layers.0."))
+        assert torch.equal(weight, one[name]) == frozen
     losses = [load_gpt(shell.folder / name)["loss"] for name in ("one", "several")]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     (shell.folder / "chats").write_text('{"messages": []}\n{"prompt": "Hi"}\n')
     job = start(shell, 1, "other", "", options, "gpt/finetune_chat.py")
     job.fails("--text needs a chat in each line, and --model a template: ")
+    write_chats(shell.folder / "chats", 100)
+    options += " --context 20 --frozen_layers 2"
+    job = start(shell, 1, "other", "", options, "gpt/finetune_chat.py")
+    job.fails("--frozen_layers must be less than the 2 of the model")
+    assert "100 chats are cut to --context, 100 of them before the answer" in job.output
 
 
 def test_frozen_weights_stay_out_of_the_optimizer():
@@ -184,6 +190,9 @@ def test_bad_input(shell):
     start(shell, 1, "s", "").fails("error: no config.json or no *.safetensors in --model model")
     make_model(shell.folder / "model", "Llama", vocab_size=100)
     start(shell, 1, "s", "").fails("the tokenizer has 256 tokens, the model 100")
+    (shell.folder / "s_exported").touch()
+    start(shell, 1, "s", "").fails("--export_path s_exported is a file: name a folder")
+    (shell.folder / "s_exported").unlink()
     make_model(shell.folder / "other", "Llama", hidden_size=64)
     make_model(shell.folder / "model", "Llama")
     (shell.folder / "other" / "model.safetensors").rename(shell.folder / "model/model.safetensors")

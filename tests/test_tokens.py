@@ -51,7 +51,8 @@ def test_prepared(tmp_path):
 
 
 def test_bad_input(tmp_path, shell):
-    (tmp_path / "text").write_bytes(b"hello \xff\n")  # no UTF-8: replaced
+    (tmp_path / "text").write_text("hello\n")
+    (tmp_path / "latin1").write_bytes(b"gr\xfcn\n")
     for options, message in [
         (f"{tmp_path} --text text", f"{tmp_path} exists: name another folder, or delete it"),
         ("tokens --text missing", "cannot read --text missing"),
@@ -65,6 +66,7 @@ def test_bad_input(tmp_path, shell):
     for options, message in [
         ("tokens --text text --tokenizer missing", "cannot read --tokenizer missing: "),
         ("text/tokens --text text", "cannot write text/tokens: "),
+        ("tokens --text text latin1", "--text latin1 is not UTF-8: convert it, such as with iconv"),
     ]:
         result = prepare(tmp_path, options)
         assert result.returncode == 1 and result.stderr.startswith(message)
@@ -81,6 +83,8 @@ def test_bad_input(tmp_path, shell):
     (tmp_path / "tokens" / "1.uint16").unlink()
     (tmp_path / "tokens" / "tokenizer.json").write_text("{")
     shell.ranks("gpt/tokens.py").fails("cannot read --data tokens: ")
+    Tokenizer(models.BPE({"a": 0}, [])).save(str(tmp_path / "tokens" / "tokenizer.json"))
+    shell.ranks("gpt/tokens.py").fails("it has no token for the end of a line: set --generate 0")
     shard.rename(tmp_path / "tokens" / "000000.bin")
     shell.ranks("gpt/tokens.py").fails("no tokens in --data tokens: ")
 

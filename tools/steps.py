@@ -50,8 +50,8 @@ LATER_RECIPES = [  # of stages that save within an epoch
 ]
 BY_HAND = [
     Step("multigpu_torchrun.py", "by_hand/ddp.py", 45),
-    Step("by_hand/ddp.py", "by_hand/zero.py", 76),
-    Step("by_hand/zero.py", "by_hand/fsdp.py", 76),
+    Step("by_hand/ddp.py", "by_hand/zero.py", 78),
+    Step("by_hand/zero.py", "by_hand/fsdp.py", 79),
 ]
 GPT = [
     Step("preemptible.py", "gpt/gpt.py", 144),  # the model comes
@@ -64,16 +64,16 @@ GPT = [
     Step("gpt/fsdp.py", "gpt/async_save.py", 31),
     Step("gpt/fsdp.py", "gpt/tensor_parallel.py", 46),
     Step("gpt/fsdp.py", "gpt/context_parallel.py", 70),
-    Step("gpt/fsdp.py", "gpt/tokens.py", 84),
+    Step("gpt/fsdp.py", "gpt/tokens.py", 86),
     Step("gpt/tokens.py", "gpt/llama.py", 100),
     Step("gpt/pretrain.py", "gpt/slow_network.py", 17),
-    Step("gpt/fsdp.py", "gpt/pipeline_parallel.py", 110),
+    Step("gpt/fsdp.py", "gpt/pipeline_parallel.py", 113),
     Step("gpt/pipeline_parallel.py", "gpt/three_d.py", 47),
     Step("gpt/fsdp.py", "gpt/moe.py", 60),
     Step("gpt/moe.py", "gpt/expert_parallel.py", 58),
     Step("gpt/fsdp.py", "gpt/local_sgd.py", 50),
-    Step("gpt/fsdp.py", "gpt/finetune.py", 200),  # 103 of them are the GPT, which goes
-    Step("gpt/finetune.py", "gpt/finetune_chat.py", 55),
+    Step("gpt/fsdp.py", "gpt/finetune.py", 212),  # 103 of them are the GPT, which goes
+    Step("gpt/finetune.py", "gpt/finetune_chat.py", 72),
 ]
 STAGES = [STEPS[0].base, *(step.file for step in STEPS)]
 ALL = STEPS + JOB_STEPS + RECIPES + LATER_RECIPES + BY_HAND + GPT
