@@ -217,8 +217,7 @@ def test_parameter_without_gradient(shell):
 def test_what_no_layer_shards(shell, tensor):
     """It would not be trained, or fail at the first snapshot."""
     setup = MODELS["toy"].replace("        with", f"        self.more = {tensor}\n        with")
-    path = shell.folder / "script.py"
-    path.write_text(patched(FSDP_BY_HAND, setup))
+    path = patch(shell.folder, FSDP_BY_HAND, setup)
     shell.ranks(f"{path} 1").fails("each weight must be in one layer, and a buffer in none")
 
 
