@@ -287,8 +287,7 @@ class Judge:
             raise WrongError(f"Epoch {epoch}: it logs {found}, not {expected:.4g}.")
 
     def check_save(self):
-        events = [event for events in self.straight.events for event in events]
-        saving = {event["rank"] for event in events if "saved" in event}
+        saving = {event["rank"] for event in self.straight.events if "saved" in event}
         if saving != {0}:
             raise WrongError(f"Ranks {sorted(saving)} save.")
 

@@ -207,10 +207,7 @@ FAULTS = [
         "another data set on each rank",
         "multigpu_torchrun",
         "samples",
-        (
-            "manual_seed(0)  # the same samples each time",
-            'manual_seed(int(os.environ["RANK"]))',
-        ),
+        ("manual_seed(0)  # the same samples each time", 'manual_seed(int(os.environ["RANK"]))'),
     ),
     Fault(
         "the momentum begins anew",
@@ -218,12 +215,7 @@ FAULTS = [
         "resume previous restart",
         (LOAD_OPTIMIZER, ""),
     ),
-    Fault(
-        "no look at the other nodes' snapshots",
-        "multinode",
-        "disks",
-        (SAME_START, ""),
-    ),
+    Fault("no look at the other nodes' snapshots", "multinode", "disks", (SAME_START, "")),
     Fault(
         "the GPU is chosen by the rank",
         "multinode",

@@ -30,10 +30,10 @@ class Run:
         self.output = "".join(job.output for job in jobs)
         for job in jobs:
             job.end()
-        self.events = [
-            list(map(loads, path.read_text().splitlines())) for path in folder.glob("*.jsonl")
-        ]
-        steps = [[event for event in events if "samples" in event] for events in self.events]
+        files = [path.read_text().splitlines() for path in folder.glob("*.jsonl")]
+        processes = [list(map(loads, lines)) for lines in files]
+        self.events = [event for events in processes for event in events]
+        steps = [[event for event in events if "samples" in event] for events in processes]
         self.steps = sorted(filter(None, steps), key=lambda steps: steps[0]["rank"])
         self.initial = next(folder.glob("*.initial"), None)
 
@@ -127,4 +127,4 @@ class Run:
         ]
 
     def values(self, key):
-        return sorted(event[key] for events in self.events for event in events if key in event)
+        return sorted(event[key] for event in self.events if key in event)

@@ -14,11 +14,7 @@ import re
 
 from tools.steps import ALL, JOB_STEPS, ROOT, STEPS, Step
 
-WHOLE = (
-    STEPS[0].base,
-    JOB_STEPS[0].base,
-)
-START = [Step(None, file, 0) for file in WHOLE]
+START = [Step(None, steps[0].base, 0) for steps in (STEPS, JOB_STEPS)]
 DOCUMENTED = START + ALL
 MAX_UNIT_LINES = 75  # a class up to this length is one unit
 MAX_REMOVED_LINES = 12  # of a unit that a step drops whole: of a longer one, the first is shown

@@ -143,9 +143,6 @@ class Module(backends._DummyBackendModule):
     def __getattr__(self, name):
         return getattr(torch.cuda, name)
 
-    def get_amp_supported_dtype(self):
-        return [torch.bfloat16, torch.float16]
-
 
 backends._setup_privateuseone_for_python_backend("pretended", Module())
 PRETENDED = torch.device("pretended", 0)  # torch's engine takes no more than one of this type
