@@ -68,9 +68,11 @@ def run(*commands, show=".", kill_at=None):
 def kill(pid):
     """Kills a process and all that it has started: without /proc, which macOS lacks."""
     pgrep = ["pgrep", "-P", str(pid)]
-    for child in subprocess.run(pgrep, capture_output=True, timeout=TIMEOUT_S).stdout.split():
-        kill(int(child))
+    children = subprocess.run(pgrep, capture_output=True, timeout=TIMEOUT_S).stdout.split()
+    # First the parent: a torchrun that outlives its rank would begin a rendezvous, and die in it.
     os.kill(pid, signal.SIGKILL)
+    for child in children:
+        kill(int(child))
 
 
 def commands(script, gpus):

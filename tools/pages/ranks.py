@@ -47,7 +47,8 @@ def load(name):
 def train(script, steps, options):
     """Trains a small GPT for some steps."""
     val_tokens = BATCH_SIZE * CONTEXT  # one batch, as a step
-    text = Path(f"text-{os.environ['RANK']}")
+    text = Path(os.environ["RANK"], "text")  # of its own, so that it is complete
+    text.parent.mkdir()
     text.write_bytes(random.Random(0).randbytes((1 + steps) * val_tokens + 1))
     model = f"--n_layer {BLOCKS} --n_head 4 --n_embd 16 --context {CONTEXT}"
     arguments = f"1 {model} --generate 0 --val_tokens {val_tokens} --text {text} --snapshot_path s"
