@@ -196,8 +196,22 @@ class Judge:
     # The checks, in their order
 
     def check_starts(self):
-        self.straight.succeed()
+        run = self.straight
+        run.require(run.succeeded, "The run failed." + self.empty_shard())
         self.straight.require(self.straight.steps, "No step of an optimizer was seen.")
+
+    def empty_shard(self):
+        """Returns what to say if the run has failed in a batch that leaves a rank without samples.
+
+        Only with --global_batch_size is there such a batch: the last one of an epoch.
+        """
+        if self.stage.launchers != ELASTIC or not self.straight.steps:
+            return ""
+        size = len(self.indices)
+        left = size % self.stage.batch
+        if min(map(len, self.straight.steps)) != size // self.stage.batch or not left:
+            return ""
+        return f" The epoch's last global batch has {left} samples: is a rank's shard empty?"
 
     def check_processes(self):
         sizes = [steps[0]["world_size"] for steps in self.straight.steps]
@@ -245,6 +259,8 @@ class Judge:
                 raise WrongError(f"After {number} steps, the weights {NOT_FINITE}")
             if not all(step["training"] for step in ranks):
                 raise WrongError(f"In step {number + 1}, the model is in eval mode.")
+            if any(step["wrapped_twice"] for step in ranks):
+                raise WrongError("DDP wraps a model that DDP has wrapped: all-reduced twice.")
             if len(weights) > 1 and not self.stage.reference:
                 message = f"After {number} steps, the ranks have different weights."
                 if number == 0:
@@ -278,6 +294,10 @@ class Judge:
                 samples = sum(map(len, self.straight.batches()[batches]))
                 expected = sum(self.plain_loop[2][batches]) / samples
             self.compare_loss(self.straight, epoch, expected)
+        if self.stage.reference:
+            found, expected = self.straight.val_losses(), self.one_process.val_losses()
+            if found != expected:
+                raise WrongError(f"It logs val losses of {found}, not {expected}.")
 
     def compare_loss(self, run, epoch, expected):
         """Raises WrongError if a run logs another loss of an epoch than `expected`."""
@@ -365,15 +385,18 @@ class Judge:
 
     @functools.cached_property
     def on_gpus(self):
+        return self.run_on_gpus(EPOCHS)
+
+    def run_on_gpus(self, total):
         """Returns a run on pretended GPUs, and the GPU that each of its processes should use."""
         count = self.stage.processes
         if count > 1 and not self.stage.reference:
             count = 3  # not a divisor of 2048: some samplers then pad the epoch, or cut it
         if self.stage.launchers in (PYTHON, TORCHRUN) or self.stage.reference:
-            run = self.run(EPOCHS, "gpus", nodes=["."] * count, gpus=count)
+            run = self.run(total, "gpus", nodes=["."] * count, gpus=count)
             return run, [f"cuda:{n}" for n in range(count)]
         nodes = ["node1", "node1", "node2"]
-        run = self.run(EPOCHS, self.folder / "gpus", nodes=nodes, gpus=2)
+        run = self.run(total, self.folder / "gpus", nodes=nodes, gpus=2)
         return run, ["cuda:0", "cuda:0", "cuda:1"]
 
     def check_gpus(self):
@@ -395,6 +418,11 @@ class Judge:
         if not self.stage.reference:  # there may be more processes than on the CPU
             weights = list(self.train(run.batches())[0].parameters())
         self.compare("On GPUs, beside a CPU", "gpus", weights)
+        resumed = self.run_on_gpus(EPOCHS + 1)[0]
+        resumed.require(
+            resumed.succeeded,
+            "On GPUs it trains, but fails when resumed: is the optimizer's state on the CPU?",
+        )
 
     def check_restart(self):
         step = 2 * self.epoch_steps + 8
@@ -447,7 +475,17 @@ class Judge:
     def check_signal(self):
         step = self.epoch_steps + 3
         every = "--save_every_steps 100000 --num_workers 1"
-        stopped = self.run(EPOCHS, "stopped", every, rank=0, step=step, signal=15)
+        # Some scripts look for a signal once in a second: twice in an epoch of this run.
+        slow = 2 / self.epoch_steps
+        stopped = self.run(EPOCHS, "stopped", every, rank=0, step=step, signal=15, step_s=slow)
+        stopped.require(all(stopped.values("handled")), "SIGTERM has no handler: it kills.")
+        stopped.require(
+            not any(stopped.values("reaches_workers")),
+            "SIGTERM reaches the data worker, too, which must not receive it (os.setsid).",
+        )
+        stopped.require(
+            "gloo/" not in stopped.output, "A rank has stopped, and another fails in a collective."
+        )
         stopped.require((self.folder / "stopped").exists(), "It has not saved.")
         if not self.stage.reference:
             shutil.copy(self.folder / "stopped", self.folder / "newer")

@@ -12,7 +12,10 @@ from json import loads
 from tools.launch.jobs import TimeLimit
 
 SILENCE_S = 30  # after which a run hangs; a right script is silent for less than 15
-STACK = re.compile(r"(\[rank\d+\]:)?(  |\s*Traceback|[WE]\d{4} |.*resource_tracker)")
+STACK = re.compile(
+    r"(\[rank\d+\]:)?(  (?!what)|\s*Traceback|[WE]\d{4} |.*resource_tracker"
+    r"|Thread 0x|Extension modules|$)"
+)
 
 
 class WrongError(Exception):
@@ -88,6 +91,8 @@ class Run:
         """Raises WrongError with the last lines of the run, unless it is `ok` and has ended."""
         if not (ok and self.statuses):
             message = self.hangs or f"{message} "
+            if "collective mismatch" in self.output:
+                message += "The ranks have called different collectives. "
             lines = self.lines() or ["nothing"]
             shown = "\n".join(lines[:9] + ["…"] * (len(lines) > 12) + lines[9:][-3:])
             raise WrongError(f"{message}It has printed:\n{textwrap.indent(shown, '| ')}")
@@ -118,6 +123,9 @@ class Run:
         # resumable.py and what builds on it log `epoch 1 + 640 samples` within an epoch.
         lines = r"^epoch (\d+)(?: \+ 0 samples)? \|.*\bloss ([-+.\w]+)"
         return {int(epoch): float(loss) for epoch, loss in re.findall(lines, self.output, re.M)}
+
+    def val_losses(self):
+        return re.findall(r"^val loss ([-+.\w]+)", self.output, re.M)
 
     def batches(self):
         """Returns the samples of each step, of all ranks together."""

@@ -61,7 +61,7 @@ STAGES = {
     "multinode": MULTINODE,
     "resumable": MULTINODE._replace(checks=f"{SEVERAL} gpus device restart steps disks"),
     "preemptible": MULTINODE._replace(checks=f"{SIGNALS} disks"),
-    "elastic_ddp": Stage(f"{SIGNALS} newest node", ELASTIC, "--global_batch_size 65", batch=65),
+    "elastic_ddp": Stage(f"{SIGNALS} newest node", ELASTIC, "--global_batch_size 89", batch=89),
     "recipes/gradient_accumulation": MULTINODE._replace(
         options="--batch_size 8 --global_batch_size 48"
     ),

@@ -2,20 +2,23 @@
 
 Each process writes a line of JSON per event into a file of its own in the folder PROBE_FOLDER. At
 its step PROBE_STEP, counted from 0, the rank PROBE_RANK sends itself the signal PROBE_SIGNAL, once;
-if it is "last_node", the ranks with LAST_NODE set do, and to their launcher, too. At SIGUSR1, a
-process writes into a file of its own at which line it is.
+if it is "last_node", the ranks with LAST_NODE set do, and to their launcher, too. Each step takes
+PROBE_STEP_S seconds longer. At SIGUSR1, a process writes at which line it is, in a file of its own.
 """
 
 import faulthandler
 import hashlib
 import importlib
 import json
+import multiprocessing
 import os
 import signal
+import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
@@ -53,6 +56,12 @@ def local(parameter):
 
 def has_parameters(module, recurse=True):
     return next(module.parameters(recurse), None) is not None
+
+
+def wraps_ddp(module):
+    """Returns whether this is DDP of a model that DDP has wrapped."""
+    ddp = nn.parallel.DistributedDataParallel
+    return isinstance(module, ddp) and any(isinstance(m, ddp) for m in module.module.modules())
 
 
 def note_inputs(module, inputs):
@@ -93,8 +102,10 @@ def note_step(optimizer, args, options):
         running=running,
         device=str(held[0].device),
         training=any(m.training for m in outermost.modules() if has_parameters(m, recurse=False)),
+        wrapped_twice=any(wraps_ddp(m) for m in outermost.modules()),
     )
     samples.clear()
+    time.sleep(float(os.environ.get("PROBE_STEP_S", 0)))
     if os.environ.get("PROBE_STEP") == str(steps):
         send_signal()
     steps += 1
@@ -106,9 +117,15 @@ def send_signal():
     if this_rank != os.environ["PROBE_RANK"] or sent.exists():
         return
     sent.touch()
+    signum = int(os.environ["PROBE_SIGNAL"])
+    workers = [worker.pid for worker in multiprocessing.active_children()]
+    write(
+        handled=signal.getsignal(signum) != signal.SIG_DFL,
+        reaches_workers=any(os.getpgid(pid) == os.getpgrp() for pid in workers),
+    )
     if this_rank == "last_node":
-        os.kill(os.getppid(), int(os.environ["PROBE_SIGNAL"]))
-    os.killpg(os.getpgrp(), int(os.environ["PROBE_SIGNAL"]))  # its data workers, too
+        os.kill(os.getppid(), signum)
+    os.killpg(os.getpgrp(), signum)  # its data workers, too
 
 
 def save(*args, **options):
@@ -127,7 +144,7 @@ def set_device(device):
 
 
 def init_process_group(backend=None, *args, device_id=None, **options):
-    write(backend=backend)
+    write(backend=backend or "cpu:gloo,cuda:nccl")  # which torch makes of none
     if device_id is not None:
         write(bound=str(device_id))
     original["init_process_group"](backend, *args, device_id=device_id, **options)
@@ -178,13 +195,13 @@ def install():
     register_module_forward_pre_hook(note_inputs)
     register_module_forward_hook(note_output)
     register_optimizer_step_pre_hook(note_step)
-    if "PROBE_FLOAT64" in os.environ:
-        torch.set_default_dtype(torch.float64)
     if "PRETEND_GPUS" in os.environ:
         importlib.import_module("pretend_tensor")
         original["set_device"] = torch.cuda.set_device
         torch.cuda.set_device = set_device
-        torch.cuda.is_bf16_supported = lambda including_emulation=True: False  # see `weights`
+    if "PROBE_FLOAT64" in os.environ:
+        torch.set_default_dtype(torch.float64)
+        torch.cuda.is_bf16_supported = lambda including_emulation=True: False
     if "PROBE_OWN_WEIGHTS" in os.environ:
         torch.manual_seed = manual_seed
     original["all_reduce"] = dist.all_reduce

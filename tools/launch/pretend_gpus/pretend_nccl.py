@@ -34,8 +34,9 @@ def init_process_group(backend=None, device_id=None, **options):
     """Makes a group of gloo's, in the place of NCCL's."""
     global group_of_nccl
     real_init_process_group("gloo", **options)
-    # With cpu:gloo,cuda:nccl, a tensor on a CPU goes through gloo.
-    group_of_nccl = dist.group.WORLD if backend == "nccl" else None
+    # With cpu:gloo,cuda:nccl, or without any name, a tensor on a CPU goes through gloo.
+    only_nccl = backend == "nccl" or (backend is None and device_id is not None)
+    group_of_nccl = dist.group.WORLD if only_nccl else None
 
 
 def barrier(group=None):
