@@ -10,7 +10,7 @@ from helpers import NIGHTLY, run
 
 from tools.judge.check import load_task
 from tools.judge.checks import Judge, explanation, judge, toy_task
-from tools.judge.faults import FAULTS, Fault
+from tools.judge.faults import FAULTS, LOAD_OPTIMIZER, OWN_SESSION, Fault
 from tools.judge.run import WrongError
 from tools.judge.stages import STAGES
 from tools.launch.jobs import TIMEOUT_S, TimeLimit
@@ -80,22 +80,60 @@ SAVED = '"optimizer": self.optimizer.state_dict()'
 OTHER = '"optimizer": torch.optim.SGD(self.model.parameters(), momentum=0.9).state_dict()'
 NAN = "        self.model.net1.bias.grad[:] = math.nan\n"
 CHECK_FINITE = "if not finite:"
+ACCELERATOR = (
+    "torch.cuda.set_device(device)",
+    "torch.accelerator.set_device_index(device)",
+    'torch.device("cuda", ',
+    "torch.device(torch.accelerator.current_accelerator().type, ",
+    ">= torch.cuda.",
+    ">= torch.accelerator.",
+)
+ONE = "singlegpu"
+TORCHRUN = "multigpu_torchrun"
+HALVED = f"        loss = loss / 2\n{BACKWARD}"
+(ALONE,) = (fault.edits for fault in FAULTS if fault.what.startswith("each rank stops"))
+HANDLED = "(signal.SIGHUP, signal.SIGINT, signal.SIGTERM)"
+LOAD_TO_CPU = """
+            states = snapshot["optimizer"]["state"].values()
+            self.optimizer.state.update(zip(self.model.parameters(), states))
+"""
+OTHER_SIZE = ("(self.total_loss)", "(self.total_loss if self.is_main else torch.zeros(100_000))")
+OWN_VAL_LOSS = ("dist.all_reduce(total_loss)\n", "total_loss *= dist.get_world_size()\n")
+DDP = "nn.parallel.DistributedDataParallel"
+WRAPPED_TWICE = (f"{DDP}(model)", f"{DDP}({DDP}(model))")
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "check, edits, message",
+    "stage, check, edits, message",
     [
-        ("starts", (BACKWARD, "        loss.backward(\n"), 'own.py", line 72\n.*loss.backward\\('),
-        ("starts", (BACKWARD, "        loss.back()\n"), "line 72, in _run_batch\n.*loss.back\\("),
-        ("weights", (BACKWARD, BACKWARD + "        self.model.eval()\n"), "in eval mode"),
-        ("weights", (BACKWARD, BACKWARD + NAN, CHECK_FINITE, "if False:"), "After 1 steps.* NaN"),
-        ("snapshot", (SAVED, OTHER), "state in it is empty"),
-        ("seed", ("    torch.manual_seed(args.seed)\n", ""), "begin with different weights"),
+        (ONE, "starts", (BACKWARD, "        loss.backward(\n"), "line 72\n.*loss.backward"),
+        (ONE, "starts", (BACKWARD, "        loss.back()\n"), "line 72, in _run_batch\n.*loss.back"),
+        (ONE, "weights", (BACKWARD, BACKWARD + "        self.model.eval()\n"), "in eval mode"),
+        (ONE, "weights", (BACKWARD, BACKWARD + NAN, CHECK_FINITE, "if False:"), "1 steps.* NaN"),
+        (ONE, "snapshot", (SAVED, OTHER), "state in it is empty"),
+        (ONE, "seed", ("    torch.manual_seed(args.seed)\n", ""), "begin with different weights"),
+        (TORCHRUN, "weights", (BACKWARD, HALVED), "first update is 0.5 times .* averaged twice"),
+        (TORCHRUN, "weights", WRAPPED_TWICE, "DDP wraps a model that DDP has wrapped"),
+        (
+            TORCHRUN,
+            "starts",
+            (BACKWARD, f"        if dist.get_rank() == 1:\n            dist.barrier()\n{BACKWARD}"),
+            "It hangs: .*\nRank 0 waits in line 79: loss.back.*\nRank 1 .* line 78: dist.barrier",
+        ),
+        (TORCHRUN, "starts", OTHER_SIZE, "called different collectives(.|\n)*what.*100000 vs 4"),
+        (TORCHRUN, "device", (LOAD_OPTIMIZER, LOAD_TO_CPU), "On GPUs, it fails when resumed"),
+        ("elastic_ddp", "starts", (" or global_batch[:1]", ""), "the last batch has 1 samples"),
+        ("preemptible", "signal", (OWN_SESSION, ""), "SIGTERM reaches data workers"),
+        ("preemptible", "signal", (HANDLED, "()"), "SIGTERM has no handler"),
+        ("preemptible", "signal", ALONE, "A rank has stopped, and another fails"),
+        ("gpt/fsdp", "weights", ("        self.model.train()\n", ""), "step 11, .* eval mode"),
+        ("gpt/fsdp", "loss", OWN_VAL_LOSS, "It logs val losses of"),
     ],
 )
-def test_names_the_fault(tmp_path, check, edits, message):
-    judge = judge_of(tmp_path, *edits)
+def test_names_the_fault(tmp_path, monkeypatch, stage, check, edits, message):
+    monkeypatch.setattr("tools.launch.jobs.time_of_import", lambda: 0)  # on a quiet machine
+    judge = judge_of(tmp_path, *edits, stage=stage)
     with pytest.raises(WrongError, match=message):
         judge.check_starts()
         getattr(judge, f"check_{check}")()
@@ -103,22 +141,17 @@ def test_names_the_fault(tmp_path, check, edits, message):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "check, after, message",
+    "stage, edits",
     [
-        ("weights", "        loss = loss / 2\n", "first update is 0.5 times .* averaged twice"),
-        (
-            "starts",
-            "        if dist.get_rank() == 1:\n            dist.barrier()\n",
-            "It hangs: .*\nRank 0 waits in line 77: loss.back.*\nRank 1 .* line 76: dist.barrier",
-        ),
+        ("recipes/mixed_precision", ()),
+        (TORCHRUN, ('init_process_group("nccl", device_id=device)', "init_process_group()")),
+        (TORCHRUN, ACCELERATOR),
     ],
-    ids=["averaged twice", "hangs"],
 )
-def test_names_the_fault_of_several(tmp_path, monkeypatch, check, after, message):
-    monkeypatch.setattr("tools.launch.jobs.time_of_import", lambda: 0)  # on a quiet machine
-    judge = judge_of(tmp_path, BACKWARD, after + BACKWARD, stage="multigpu_torchrun")
-    with pytest.raises(WrongError, match=message):
-        getattr(judge, f"check_{check}")()
+def test_accepts_on_gpus(tmp_path, stage, edits):
+    judge = judge_of(tmp_path, *edits, stage=stage)
+    judge.check_gpus()
+    judge.check_device()
 
 
 def test_forward_passes_without_a_backward_pass(tmp_path):

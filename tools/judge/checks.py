@@ -42,6 +42,7 @@ PROBE = ROOT / "tools" / "judge" / "probe"
 sys.path.insert(0, str(PROBE))
 from probe import hashes  # noqa: E402
 
+WITHOUT_TORCHRUN = "del os.environ['LOCAL_RANK']\n"
 NOT_FINITE = "are NaN or infinite: is the learning rate too high, or the loss wrong?"
 
 
@@ -86,7 +87,8 @@ class Judge:
             return run
         script = folder / "start.py"
         script.write_text(
-            "import multiprocessing, runpy, sys\n"
+            "import multiprocessing, os, runpy, sys\n"
+            f"{WITHOUT_TORCHRUN if self.stage.launchers == PYTHON else ''}"
             f"sys.path[:1] = [{str(self.file.parent)!r}, {str(PROBE)!r}]\n"
             "multiprocessing.set_start_method('fork', force=True)  # as where torchrun starts it\n"
             "import probe\nprobe.install()\n"
@@ -196,22 +198,13 @@ class Judge:
     # The checks, in their order
 
     def check_starts(self):
-        run = self.straight
-        run.require(run.succeeded, "The run failed." + self.empty_shard())
+        message = "The run failed."
+        if self.stage.launchers == ELASTIC and self.straight.steps:
+            full, left = divmod(len(self.indices), self.stage.batch)
+            if left and min(map(len, self.straight.steps)) == full:
+                message += f" Is a rank's shard empty where the last batch has {left} samples?"
+        self.straight.require(self.straight.succeeded, message)
         self.straight.require(self.straight.steps, "No step of an optimizer was seen.")
-
-    def empty_shard(self):
-        """Returns what to say if the run has failed in a batch that leaves a rank without samples.
-
-        Only with --global_batch_size is there such a batch: the last one of an epoch.
-        """
-        if self.stage.launchers != ELASTIC or not self.straight.steps:
-            return ""
-        size = len(self.indices)
-        left = size % self.stage.batch
-        if min(map(len, self.straight.steps)) != size // self.stage.batch or not left:
-            return ""
-        return f" The epoch's last global batch has {left} samples: is a rank's shard empty?"
 
     def check_processes(self):
         sizes = [steps[0]["world_size"] for steps in self.straight.steps]
@@ -259,8 +252,8 @@ class Judge:
                 raise WrongError(f"After {number} steps, the weights {NOT_FINITE}")
             if not all(step["training"] for step in ranks):
                 raise WrongError(f"In step {number + 1}, the model is in eval mode.")
-            if any(step["wrapped_twice"] for step in ranks):
-                raise WrongError("DDP wraps a model that DDP has wrapped: all-reduced twice.")
+            if any(step["wrappers"] > 1 for step in ranks):
+                raise WrongError("DDP wraps a model that DDP has wrapped already.")
             if len(weights) > 1 and not self.stage.reference:
                 message = f"After {number} steps, the ranks have different weights."
                 if number == 0:
@@ -295,7 +288,8 @@ class Judge:
                 expected = sum(self.plain_loop[2][batches]) / samples
             self.compare_loss(self.straight, epoch, expected)
         if self.stage.reference:
-            found, expected = self.straight.val_losses(), self.one_process.val_losses()
+            runs = self.straight, self.one_process
+            found, expected = (re.findall(r"^val loss ([^ ,]+)", r.output, re.M) for r in runs)
             if found != expected:
                 raise WrongError(f"It logs val losses of {found}, not {expected}.")
 
@@ -339,6 +333,7 @@ class Judge:
 
     @functools.cached_property
     def resumed(self):
+        self.first_epoch.succeed()
         shutil.copy(self.folder / "first", self.folder / "resumed")
         return self.run(EPOCHS, "resumed", save_every=2)
 
@@ -418,10 +413,12 @@ class Judge:
         if not self.stage.reference:  # there may be more processes than on the CPU
             weights = list(self.train(run.batches())[0].parameters())
         self.compare("On GPUs, beside a CPU", "gpus", weights)
+        if not self.stage.reference and not self.resumed.succeeded:  # see `resume`
+            return
         resumed = self.run_on_gpus(EPOCHS + 1)[0]
         resumed.require(
             resumed.succeeded,
-            "On GPUs it trains, but fails when resumed: is the optimizer's state on the CPU?",
+            "On GPUs, it fails when resumed: is the optimizer's state on the CPU?",
         )
 
     def check_restart(self):
@@ -475,17 +472,14 @@ class Judge:
     def check_signal(self):
         step = self.epoch_steps + 3
         every = "--save_every_steps 100000 --num_workers 1"
-        # Some scripts look for a signal once in a second: twice in an epoch of this run.
-        slow = 2 / self.epoch_steps
-        stopped = self.run(EPOCHS, "stopped", every, rank=0, step=step, signal=15, step_s=slow)
-        stopped.require(all(stopped.values("handled")), "SIGTERM has no handler: it kills.")
-        stopped.require(
-            not any(stopped.values("reaches_workers")),
-            "SIGTERM reaches the data worker, too, which must not receive it (os.setsid).",
-        )
-        stopped.require(
-            "gloo/" not in stopped.output, "A rank has stopped, and another fails in a collective."
-        )
+        # With step_s, a script that looks for signals once in a second does so in each step.
+        stopped = self.run(EPOCHS, "stopped", every, rank=0, step=step, signal=15, step_s=1)
+        for wrong, message in (
+            (False in stopped.values("handled"), "SIGTERM has no handler."),
+            (True in stopped.values("reaches_workers"), "SIGTERM reaches data workers: os.setsid?"),
+            ("gloo/" in stopped.output, "A rank has stopped, and another fails in a collective."),
+        ):
+            stopped.require(not wrong, message)
         stopped.require((self.folder / "stopped").exists(), "It has not saved.")
         if not self.stage.reference:
             shutil.copy(self.folder / "stopped", self.folder / "newer")

@@ -124,9 +124,6 @@ class Run:
         lines = r"^epoch (\d+)(?: \+ 0 samples)? \|.*\bloss ([-+.\w]+)"
         return {int(epoch): float(loss) for epoch, loss in re.findall(lines, self.output, re.M)}
 
-    def val_losses(self):
-        return re.findall(r"^val loss ([-+.\w]+)", self.output, re.M)
-
     def batches(self):
         """Returns the samples of each step, of all ranks together."""
         return [

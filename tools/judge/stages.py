@@ -9,7 +9,7 @@ EPOCHS = 3
 CHUNKS = 12 * 16  # of the text for a GPT, to train on; its steps are no multiple of ten
 GPT_OPTIONS = "--batch_size 8 --n_layer 4 --n_head 2 --n_embd 32 --context 8 --text text"
 VAL_CHUNKS = 16
-GPT_OPTIONS += f" --val_tokens {8 * VAL_CHUNKS}"
+GPT_OPTIONS += f" --val_tokens {8 * VAL_CHUNKS} --eval_every_steps 10"
 PYTHON = ("python",)
 TORCHRUN = ("torchrun --standalone --nproc_per_node=2",)
 RESTARTING = (f"{TORCHRUN[0]} --max-restarts=1",)

@@ -2,8 +2,9 @@
 
 Each process writes a line of JSON per event into a file of its own in the folder PROBE_FOLDER. At
 its step PROBE_STEP, counted from 0, the rank PROBE_RANK sends itself the signal PROBE_SIGNAL, once;
-if it is "last_node", the ranks with LAST_NODE set do, and to their launcher, too. Each step takes
-PROBE_STEP_S seconds longer. At SIGUSR1, a process writes at which line it is, in a file of its own.
+if it is "last_node", the ranks with LAST_NODE set do, and to their launcher, too. By
+Python's clocks, each step takes PROBE_STEP_S seconds longer. At SIGUSR1, a process writes into a
+file of its own at which line it is.
 """
 
 import faulthandler
@@ -18,8 +19,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
@@ -56,12 +57,6 @@ def local(parameter):
 
 def has_parameters(module, recurse=True):
     return next(module.parameters(recurse), None) is not None
-
-
-def wraps_ddp(module):
-    """Returns whether this is DDP of a model that DDP has wrapped."""
-    ddp = nn.parallel.DistributedDataParallel
-    return isinstance(module, ddp) and any(isinstance(m, ddp) for m in module.module.modules())
 
 
 def note_inputs(module, inputs):
@@ -102,10 +97,9 @@ def note_step(optimizer, args, options):
         running=running,
         device=str(held[0].device),
         training=any(m.training for m in outermost.modules() if has_parameters(m, recurse=False)),
-        wrapped_twice=any(wraps_ddp(m) for m in outermost.modules()),
+        wrappers=sum(isinstance(m, DistributedDataParallel) for m in outermost.modules()),
     )
     samples.clear()
-    time.sleep(float(os.environ.get("PROBE_STEP_S", 0)))
     if os.environ.get("PROBE_STEP") == str(steps):
         send_signal()
     steps += 1
@@ -156,6 +150,10 @@ def manual_seed(seed):
     return original["manual_seed"](seed + int(os.environ.get("RANK", 0)))
 
 
+def slowed(clock):
+    return lambda: clock() + steps * float(os.environ["PROBE_STEP_S"])
+
+
 class LateWork:
     """An all-reduce that delivers its result in wait() alone, as one of a slow network would."""
 
@@ -202,6 +200,9 @@ def install():
     if "PROBE_FLOAT64" in os.environ:
         torch.set_default_dtype(torch.float64)
         torch.cuda.is_bf16_supported = lambda including_emulation=True: False
+    if "PROBE_STEP_S" in os.environ:
+        for name in ("monotonic", "perf_counter", "time"):
+            setattr(time, name, slowed(getattr(time, name)))
     if "PROBE_OWN_WEIGHTS" in os.environ:
         torch.manual_seed = manual_seed
     original["all_reduce"] = dist.all_reduce

@@ -67,7 +67,5 @@ ANSWERS = {
 for name, value in ANSWERS.items():
     setattr(torch.cuda, name, value)
 torch.accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")
-torch.accelerator.current_device_index = ANSWERS["current_device"]
 torch.accelerator.device_count = ANSWERS["device_count"]
 torch.accelerator.set_device_index = lambda device: torch.cuda.set_device(device)
-torch.accelerator.synchronize = ANSWERS["synchronize"]
