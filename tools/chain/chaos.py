@@ -227,11 +227,14 @@ def prepare(folder):
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     (folder / ".venv").symlink_to(ROOT / ".venv")
-    job_file = (ROOT / "slurm" / "elastic_ddp.sbatch").read_text()
-    before, limit, after = job_file.partition("RESTART_COUNT < 10")
-    assert limit, "the job file has another limit now"
-    # So many faults take more requeues than a user would wait for.
-    (folder / "elastic_ddp.sbatch").write_text(f"{before}{limit}00{after}")
+    shutil.copy(ROOT / "slurm" / "elastic_ddp.sbatch", folder)
+    requeue = (ROOT / "slurm" / "requeue.sh").read_text()
+    before, limit, after = requeue.partition("limit=2")
+    assert limit, "requeue.sh has another limit now"
+    # Faults so close to each other leave many lives no time to save.
+    (folder / "slurm").mkdir()
+    (folder / "slurm" / "requeue.sh").write_text(f"{before}{limit}00{after}")
+    (folder / "slurm" / "requeue.sh").chmod(0o755)
     for script in ("singlegpu.py", "elastic_ddp.py", "recipes/own_disks.py"):
         (folder / Path(script).name).write_text(
             "import runpy, torch\n"
