@@ -14,22 +14,16 @@ from tools.steps import ROOT
 
 @pytest.mark.parametrize("nodes", [2, 3, 8])
 def test_ring(nodes):
-    """A ring, hop by hop: all have the sum after 2 (N - 1) hops, each with a chunk of the data."""
-    chunks = [[{node} for _ in range(nodes)] for node in range(nodes)]  # whose values are in a sum
-    hops = sent = 0
-    for _ in range(2):  # reduce-scatter, then all-gather
-        for hop in range(nodes - 1):
-            passed = [
-                chunks[node][(node - hop + (hops >= nodes - 1)) % nodes] for node in range(nodes)
-            ]
-            for node in range(nodes):
-                receiver = (node + 1) % nodes
-                index = (node - hop + (hops >= nodes - 1)) % nodes
-                chunks[receiver][index] = chunks[receiver][index] | passed[node]
-            hops += 1
-            sent += 1 / nodes
+    """Hop by hop: each sends a chunk on, which is summed, then whole; at the end all have all."""
+    chunks = [[{node}] * nodes for node in range(nodes)]  # whose values are in a sum
+    hops = 2 * (nodes - 1)
+    for hop in range(hops):
+        sent = [chunks[node][(node - hop) % nodes] for node in range(nodes)]
+        for node in range(nodes):
+            receiver = chunks[(node + 1) % nodes]
+            receiver[(node - hop) % nodes] = receiver[(node - hop) % nodes] | sent[node]
     assert all(chunk == set(range(nodes)) for node in chunks for chunk in node)
-    assert scaling.all_reduce(nodes, 1.0, 0.0, 1.0) == pytest.approx(sent)
+    assert scaling.all_reduce(nodes, 1.0, 0.0, 1.0) == pytest.approx(hops / nodes)
     assert scaling.all_reduce(nodes, 0.0, 1.0, 1.0) == hops
 
 
