@@ -179,6 +179,7 @@ class Trainer:
         self.steps = 0
         self.stop_requested = False
         self.check_every = 1  # steps
+        self.next_check = 1  # the step
         self.checked_at = time.monotonic()
         self.rng = torch.default_generator  # that dropout draws from
         if device.type == "cuda":
@@ -213,6 +214,7 @@ class Trainer:
         dist.all_reduce(values, dist.ReduceOp.MAX)
         stop, step_s = values.tolist()  # waits for the GPU, so not in every step
         self.check_every = int(1 / min(max(step_s, 0.01), 1))  # about once in a second
+        self.next_check += self.check_every
         self.checked_at = time.monotonic()
         return stop > 0
 
@@ -290,7 +292,7 @@ class Trainer:
             targets = targets.to(self.device, non_blocking=True)
             self._run_batch(inputs, targets)
             self.steps += 1
-            stop = self.steps % self.check_every == 0 and self._any_rank_stops()
+            stop = self.steps == self.next_check and self._any_rank_stops()
             save = self.steps % self.args.save_every_steps == 0
             if self.steps % self.args.eval_every_steps == 0 and not stop:
                 self._evaluate()

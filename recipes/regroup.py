@@ -151,6 +151,7 @@ class Trainer:
         self.steps = 0
         self.stop_requested = False
         self.check_every = 1  # steps
+        self.next_check = 1  # the step
         self.checked_at = time.monotonic()
         self.rng = torch.default_generator  # that dropout draws from
         if device.type == "cuda":
@@ -179,6 +180,7 @@ class Trainer:
         if stop == 2:
             raise RuntimeError("a process joins")  # a signal is seen again afterwards
         self.check_every = int(1 / min(max(step_s, 0.01), 1))  # about once in a second
+        self.next_check += self.check_every
         self.checked_at = time.monotonic()
         return stop > 0
 
@@ -199,11 +201,11 @@ class Trainer:
             data = [Path(self.args.snapshot_path).read_bytes() if dist.get_rank() == src else None]
             dist.broadcast_object_list(data, src)
             self._load_snapshot(io.BytesIO(data[0]))
-        self.check_every = 1  # as on a process that has just joined
         self.rank = dist.get_rank()
         self.is_main = self.rank == 0  # this process logs and saves
         step = self.samples_run // self.args.global_batch_size
         self.steps = self.epochs_run * len(self.train_loader) + step  # the same on all ranks
+        self.next_check = self.steps + 1
         self.ddp_model = nn.parallel.DistributedDataParallel(self.model)
         self._log(f"group {self.group.number}: {dist.get_world_size()} processes")
 
@@ -231,7 +233,7 @@ class Trainer:
             targets = targets.to(self.device, non_blocking=True)
             self._run_batch(inputs, targets)
             self.steps += 1
-            stop = self.steps % self.check_every == 0 and self._any_rank_stops()
+            stop = self.steps == self.next_check and self._any_rank_stops()
             save = self.steps % self.args.save_every_steps == 0
             if stop or (save and self.samples_run < len(self.train_loader.dataset)):
                 self.loss = self._mean_loss()

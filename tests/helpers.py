@@ -221,7 +221,9 @@ if hasattr(script, "GPT"):
 # Sends every rank, or the one named, the signal SIGNAL at SIGNAL_AT: an epoch, and samples of it.
 # The ranks ask after every tenth step whether to stop, however long the steps take.
 SIGNAL = """
-script.Trainer.check_every = property(lambda self: 10, lambda self, steps: None)
+script.Trainer.next_check = property(
+    lambda self: self.steps + -self.steps % 10, lambda self, step: None
+)
 
 @before(script.Trainer, "_run_batch")
 def signal_oneself(self, inputs, targets):

@@ -20,7 +20,7 @@ STEPS = [
     Step("multigpu.py", "multigpu_torchrun.py", 22),
     Step("multigpu_torchrun.py", "multinode.py", 16),
     Step("multinode.py", "resumable.py", 62),
-    Step("resumable.py", "preemptible.py", 32),
+    Step("resumable.py", "preemptible.py", 34),
     Step("preemptible.py", "elastic_ddp.py", 85),
 ]
 JOB_STEPS = [

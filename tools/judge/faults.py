@@ -125,7 +125,7 @@ FAULTS = [
         "preemptible",
         "signal",
         (
-            "self.steps % self.check_every == 0 and self._any_rank_stops()",
+            "self.steps == self.next_check and self._any_rank_stops()",
             "self.stop_requested",
         ),
     ),
