@@ -67,9 +67,8 @@ def save_logits(model, tokenizer, args):
 """
 
 
-@pytest.mark.parametrize(
-    ("kind", "tied"), [pytest.param("Llama", False, marks=pytest.mark.long), ("Qwen3", True)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("kind", "tied"), [("Llama", False), ("Qwen3", True)])
 def test_finetuned(shell, kind, tied):
     """One rank, and three stopped in mid-epoch: equal; what was exported is what was trained."""
     from transformers import AutoModelForCausalLM

@@ -123,7 +123,10 @@ def test_nothing_that_is_not_finite_is_saved(shell, script, broken, value):
     assert load_state(shell.folder, "epochs_run") == 1
 
 
-@pytest.mark.parametrize("script, ranks", [("singlegpu.py", 1), ("multinode.py", 2)])
+@pytest.mark.parametrize(
+    "script, ranks",
+    [("multinode.py", 2), pytest.param("singlegpu.py", 1, marks=pytest.mark.long)],
+)
 def test_resumed_with_data_workers_and_dropout(shell, script, ranks):
     options = "--num_workers 1 --snapshot_path"
     for epochs in (1, 2):
