@@ -222,7 +222,7 @@ def test_sharded_takes_less_memory(shell):
         script = patch(shell.folder, name, DEEP)
         output = shell.ranks(f"{script} 1 1", 2).succeeds()
         peak[name] = int(re.search(r"rank 1 took (\d+)", output)[1])
-    assert peak["recipes/fsdp.py"] < 0.6 * peak["multinode.py"], peak
+    assert peak["recipes/fsdp.py"] < 0.65 * peak["multinode.py"], peak
 
 
 @pytest.mark.parametrize("name", ["recipes/mixed_precision.py", "recipes/fsdp.py"])
