@@ -71,15 +71,16 @@ class Trainer:
         self.is_main = dist.get_rank() == 0  # logs for all ranks
         self.order = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # which decide it
         self.epochs_run = 0
+        self.steps_run = 0
         self.total_loss = torch.zeros((), device=device)  # of the epoch's samples so far
         with contextlib.suppress(FileNotFoundError):  # of the first run
             os.lstat(args.snapshot_path)  # any other error is no sign that there is none
             self._load_snapshot(args.snapshot_path)
         self._ensure_same_start()
         self.model = nn.parallel.DistributedDataParallel(model)
-        self.first_step = self.steps_run = self.epochs_run * len(train_loader)
-        self.start_time = time.perf_counter()  # of the steps that are logged next
-        self.data_seconds = 0.0  # of these, waiting for data
+        self.samples = 0  # on this rank, of the steps that are logged next
+        self.start_time = time.perf_counter()
+        self.data_seconds = 0.0  # waiting for data
         if self.is_main:
             log_dir = f"{args.snapshot_path}.logs"
             # Drops what a killed run has logged after its last snapshot.
@@ -97,8 +98,11 @@ class Trainer:
         loss = self.loss_fn(self.model(inputs), targets)
         loss.backward()
         self.optimizer.step()
-        self.step_loss = loss.detach()
         self.total_loss += loss.detach() * len(inputs)
+        self.samples += len(inputs)
+        self.steps_run += 1
+        if self.steps_run % self.args.log_every == 0:
+            self._log_metrics(loss)
 
     def _run_epoch(self, epoch):
         """Trains one epoch and sets `self.loss` to its mean loss per sample."""
@@ -111,9 +115,6 @@ class Trainer:
             inputs = inputs.to(self.device, non_blocking=True)
             targets = targets.to(self.device, non_blocking=True)
             self._run_batch(inputs, targets)
-            self.steps_run += 1
-            if (self.steps_run - self.first_step) % self.args.log_every == 0:
-                self._log_metrics()
             data_start = time.perf_counter()
         self.loss = self._mean_loss()
 
@@ -122,22 +123,22 @@ class Trainer:
         dist.all_reduce(self.total_loss)  # the sum over all ranks
         return self.total_loss.item() / self.train_loader.sampler.total_size
 
-    def _log_metrics(self):
+    def _log_metrics(self, loss):
         """Logs what the last steps were like, on all ranks."""
-        loss = self.step_loss.item()  # on a GPU, waits until these steps are done
+        loss = loss.item()  # on a GPU, waits until these steps are done
         seconds = time.perf_counter() - self.start_time
         memory = torch.cuda.max_memory_allocated() or 1024 * getrusage(RUSAGE_SELF).ru_maxrss
-        row = torch.tensor([loss, memory, self.data_seconds / seconds], device=self.device)
+        row = [loss, memory, self.data_seconds / seconds, self.samples]
+        row = torch.tensor(row, device=self.device)
         rows = [torch.zeros_like(row) for _ in range(dist.get_world_size())]
         dist.all_gather(rows, row)
-        losses, memory, data_shares = torch.stack(rows).T
-        epochs = self.args.log_every / len(self.train_loader)  # that these steps are
+        losses, memory, data_shares, samples = torch.stack(rows).T
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         metrics = {
             "loss": losses.mean(),
             "gradient_norm": nn.utils.get_total_norm(gradients),
             "learning_rate": self.optimizer.param_groups[0]["lr"],
-            "samples_per_second": epochs * self.train_loader.sampler.total_size / seconds,
+            "samples_per_second": samples.sum() / seconds,
             "peak_memory_gb": memory.max() / 1e9,
             "data_share": data_shares.max(),
         }
@@ -147,6 +148,7 @@ class Trainer:
             self.writer.flush()  # before the snapshot, after which nothing is logged again
         values = [f"{name} {value:.5g}" for name, value in metrics.items()]
         self._log(" | ".join([f"step {self.steps_run}", *values]))
+        self.samples = 0
         self.start_time = time.perf_counter()
         self.data_seconds = 0.0
 
@@ -162,6 +164,7 @@ class Trainer:
             "model": self.model.module.state_dict(),  # without the DDP wrapper
             "optimizer": self.optimizer.state_dict(),
             "epochs_run": self.epochs_run,
+            "steps_run": self.steps_run,
         }
         path = self.args.snapshot_path
         tmp_path = f"{path}.tmp"
@@ -182,6 +185,7 @@ class Trainer:
             self.model.load_state_dict(snapshot["model"])
             self.optimizer.load_state_dict(snapshot["optimizer"])
             self.epochs_run = snapshot["epochs_run"]
+            self.steps_run = snapshot.get("steps_run", self.epochs_run * len(self.train_loader))
         except Exception as error:
             sys.exit(f"cannot load {path}: move it or set another --snapshot_path\n{error!r}")
 

@@ -72,15 +72,16 @@ class Trainer:
         self.is_main = dist.get_rank() == 0  # logs for all ranks
         self.order = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # which decide it
         self.epochs_run = 0
+        self.steps_run = 0
         self.total_loss = torch.zeros((), device=device)  # of the epoch's samples so far
         with contextlib.suppress(FileNotFoundError):  # of the first run
             os.lstat(args.snapshot_path)  # any other error is no sign that there is none
             self._load_snapshot(args.snapshot_path)
         self._ensure_same_start()
         self.model = nn.parallel.DistributedDataParallel(model)
-        self.first_step = self.steps_run = self.epochs_run * len(train_loader)
-        self.start_time = time.perf_counter()  # of the steps that are logged next
-        self.data_seconds = 0.0  # of these, waiting for data
+        self.samples = 0  # on this rank, of the steps that are logged next
+        self.start_time = time.perf_counter()
+        self.data_seconds = 0.0  # waiting for data
         # In most models, the gradient of the first parameter is the last to be computed.
         first = next(p for p in model.parameters() if p.requires_grad)
         first.register_post_accumulate_grad_hook(self._end_busy_time)
@@ -104,8 +105,12 @@ class Trainer:
         loss = self.loss_fn(self.model(inputs), targets)
         loss.backward()
         self.optimizer.step()
-        self.step_loss = loss.detach()
         self.total_loss += loss.detach() * len(inputs)
+        self.samples += len(inputs)
+        self.busy_times.append((self.busy_start, self.busy_end))
+        self.steps_run += 1
+        if self.steps_run % self.args.log_every == 0:
+            self._log_metrics(loss)
 
     def _run_epoch(self, epoch):
         """Trains one epoch and sets `self.loss` to its mean loss per sample."""
@@ -113,18 +118,14 @@ class Trainer:
         self.train_loader.sampler.set_epoch(epoch)
         torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
         data_start = time.perf_counter()
-        busy_start = self._now()
+        self.busy_start = self._now()
         for inputs, targets in self.train_loader:
             self.data_seconds += time.perf_counter() - data_start
             inputs = inputs.to(self.device, non_blocking=True)
             targets = targets.to(self.device, non_blocking=True)
             self._run_batch(inputs, targets)
-            self.busy_times.append((busy_start, self.busy_end))
-            self.steps_run += 1
-            if (self.steps_run - self.first_step) % self.args.log_every == 0:
-                self._log_metrics()
             data_start = time.perf_counter()
-            busy_start = self._now()
+            self.busy_start = self._now()
         self.loss = self._mean_loss()
 
     def _mean_loss(self):
@@ -150,25 +151,24 @@ class Trainer:
         self.busy_times.clear()
         return statistics.median(times)
 
-    def _log_metrics(self):
+    def _log_metrics(self, loss):
         """Logs what the last steps were like, on all ranks."""
-        loss = self.step_loss.item()  # on a GPU, waits until these steps are done
+        loss = loss.item()  # on a GPU, waits until these steps are done
         seconds = time.perf_counter() - self.start_time
         memory = torch.cuda.max_memory_allocated() or 1024 * getrusage(RUSAGE_SELF).ru_maxrss
-        data_share = self.data_seconds / seconds
-        row = torch.tensor([loss, memory, data_share, self._busy_ms()], device=self.device)
+        row = [loss, memory, self.data_seconds / seconds, self.samples, self._busy_ms()]
+        row = torch.tensor(row, device=self.device)
         rows = [torch.zeros_like(row) for _ in range(dist.get_world_size())]
         dist.all_gather(rows, row)
-        losses, memory, data_shares, busy_ms = torch.stack(rows).T
+        losses, memory, data_shares, samples, busy_ms = torch.stack(rows).T
         slowest = busy_ms.argmax()
         median = busy_ms.median()  # of two ranks, the faster one's
-        epochs = self.args.log_every / len(self.train_loader)  # that these steps are
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         metrics = {
             "loss": losses.mean(),
             "gradient_norm": nn.utils.get_total_norm(gradients),
             "learning_rate": self.optimizer.param_groups[0]["lr"],
-            "samples_per_second": epochs * self.train_loader.sampler.total_size / seconds,
+            "samples_per_second": samples.sum() / seconds,
             "peak_memory_gb": memory.max() / 1e9,
             "data_share": data_shares.max(),
             "median_rank_ms": median,
@@ -182,6 +182,7 @@ class Trainer:
         word = "straggler" if busy_ms[slowest] > 1.1 * median else "slowest"
         rank = f"{word}: rank {slowest} on {self.nodes[slowest]}"
         self._log(" | ".join([f"step {self.steps_run}", *values, rank]))
+        self.samples = 0
         self.start_time = time.perf_counter()
         self.data_seconds = 0.0
 
@@ -197,6 +198,7 @@ class Trainer:
             "model": self.model.module.state_dict(),  # without the DDP wrapper
             "optimizer": self.optimizer.state_dict(),
             "epochs_run": self.epochs_run,
+            "steps_run": self.steps_run,
         }
         path = self.args.snapshot_path
         tmp_path = f"{path}.tmp"
@@ -217,6 +219,7 @@ class Trainer:
             self.model.load_state_dict(snapshot["model"])
             self.optimizer.load_state_dict(snapshot["optimizer"])
             self.epochs_run = snapshot["epochs_run"]
+            self.steps_run = snapshot.get("steps_run", self.epochs_run * len(self.train_loader))
         except Exception as error:
             sys.exit(f"cannot load {path}: move it or set another --snapshot_path\n{error!r}")
 

@@ -10,15 +10,7 @@ import sys
 
 import pytest
 import torch
-from helpers import (
-    SCRIPTS,
-    SHORT_GPT,
-    SHORT_VAL,
-    VAL_CHUNKS,
-    documented_error,
-    patch,
-    run,
-)
+from helpers import SCRIPTS, SHORT_GPT, SHORT_VAL, VAL_CHUNKS, documented_error, patch, run
 from test_gpt import TINY
 
 import singlegpu

@@ -37,7 +37,7 @@ RECIPES = [
     Step("multinode.py", "recipes/evaluate.py", 38),
     Step("recipes/evaluate.py", "recipes/images.py", 66),
     Step("multinode.py", "recipes/tensorboard_logging.py", 18),
-    Step("recipes/tensorboard_logging.py", "recipes/monitor.py", 42),
+    Step("recipes/tensorboard_logging.py", "recipes/monitor.py", 47),
     Step("recipes/monitor.py", "recipes/stragglers.py", 40),
     Step("multinode.py", "recipes/profiler.py", 16),
     Step("multinode.py", "recipes/verify.py", 36),

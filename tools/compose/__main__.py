@@ -1,0 +1,186 @@
+"""Composes one script of several files of the series, or of a script of yours and such files.
+
+Each brings what it changes in the nearest file that it and those before it build on.
+"""
+
+import argparse
+import ast
+import itertools
+import json
+import re
+import sys
+import tempfile
+import textwrap
+from functools import partial
+from pathlib import Path
+
+from tools.compose.merge import merge
+from tools.judge import stages
+from tools.steps import ALL, ROOT, STAGES
+
+BASES = {step.file: step.base for step in ALL if step.file.endswith(".py")}  # main adds yours
+PAIRS = Path(__file__).with_name("pairs.json")  # which are proven, by tests/test_compose.py
+
+
+def fail(message):
+    print(f"compose: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def ancestors(file):
+    """Returns a file and what it builds on, the nearest first."""
+    return [file, *ancestors(BASES[file])] if file in BASES else [file]
+
+
+def name_of(path):
+    """Returns the name of a file in the series, or the path of another."""
+    full = path.resolve()
+    return str(full.relative_to(ROOT)) if full.is_relative_to(ROOT) else str(full)
+
+
+def pairs(parts):
+    """Returns what is known of each two of the parts: proven, conflict or a reason against it."""
+    known = json.loads(PAIRS.read_text())
+    return {pair: known.get(" + ".join(pair)) for pair in itertools.combinations(parts, 2)}
+
+
+def read(file, name):
+    """Returns the lines of a file, in its docstring and below, and what it needs as arguments.
+
+    In its docstring, it gets another name.
+    """
+    text = (ROOT / file).read_text()
+    try:
+        tree = ast.parse(text)
+    except SyntaxError as error:
+        fail(f"{file}, line {error.lineno}: {error.msg}")
+    end = tree.body[0].end_lineno if ast.get_docstring(tree) else 0
+    command = re.compile(rf"\b{re.escape(file)}( 50 10)(.*)")
+    lines = text.splitlines()
+    doc = [(command.sub(rf"{name}\1", line), file) for line in lines[:end]]
+    arguments = [found[2] for found in map(command.search, lines[:end]) if found]
+    return doc, [(line, file) for line in lines[end:]], "".join(arguments)
+
+
+def fold(parts, lines, resolve):
+    """Merges the lines of the parts, one after the other."""
+    result, known = lines[parts[0]], ancestors(parts[0])
+    for part in parts[1:]:
+        base = next(file for file in ancestors(part) if file in known)
+        old = [(text, None) for text, _ in lines[base]]
+        result = merge(old, result, lines[part], partial(resolve, part))
+        known += ancestors(part)
+    return result
+
+
+def mark(part, ours, theirs):
+    """Returns both sides of a conflict as git shows them."""
+    names = " and ".join(dict.fromkeys(name for _, name in ours if name)) or "the others"
+    marks = [(f"<<<<<<< {names}", None), ("=======", None), (f">>>>>>> {part}", None)]
+    return [marks[0], *ours, marks[1], *theirs, marks[2]]
+
+
+def compose(parts, name):
+    """Returns the lines of one script, `name`, that does what all of the parts do."""
+    files = {file: read(file, name) for part in parts for file in ancestors(part)}
+    code = fold(parts, {file: code for file, (_, code, _) in files.items()}, mark)
+    # Of the docstrings that differ, that of the part with most stages: it says how ranks start.
+    lead = max(parts, key=lambda part: len({*ancestors(part)} & {*STAGES}))
+    docs = {file: doc for file, (doc, _, _) in files.items()}
+    order = [lead, *(part for part in parts if part != lead)]
+    doc = fold(order, docs, lambda part, ours, theirs: ours)
+    arguments = "".join(dict.fromkeys(files[part][2] for part in parts))
+    doc = [(text.replace(f"{name} 50 10", f"{name} 50 10{arguments}"), part) for text, part in doc]
+    if len(doc) > 1:
+        made_of = f"Composed of {', '.join(parts[:-1])} and {parts[-1]}."
+        doc[-1:-1] = [(line, None) for line in textwrap.wrap(made_of, 100)]
+    return doc + code
+
+
+def series(file):
+    """Returns the folder of a file's series, or "" for the stages and recipes."""
+    folders = [name.partition("/")[0] for name in ancestors(file)]
+    return next((folder for folder in ("gpt", "by_hand") if folder in folders), "")
+
+
+def check_choice(parts):
+    """Ends with a line if these files are known to make no script."""
+    for part, other in itertools.permutations(parts, 2):
+        if part == other:
+            fail(f"{part} is named twice")
+        if part in ancestors(other):
+            fail(f"{other} builds on {part}: leave {part} out")
+        if series(part) != series(other):
+            fail(f"{part} and {other} are of different series")
+    for (part, other), known in pairs(parts).items():
+        if known not in (None, "proven", "conflict"):
+            fail(f"{part} and {other} do not go together: {known}")
+
+
+def judge(parts, output):
+    """Has the judge of `make check` look at the script; returns how many of its checks fail."""
+    names = [str(Path(part).with_suffix("")) for part in parts]
+    if not {*names} <= {*stages.STAGES}:
+        fail(f"the judge of make check knows no {' or no '.join({*names} - {*stages.STAGES})}")
+    from tools.judge import checks  # imports torch, for which a mistake need not wait
+
+    judged = [stages.STAGES[name] for name in names]
+    stages.STAGES["composed"] = judged[0]._replace(
+        options=" ".join(stage.options for stage in judged),
+        max_diff=max(stage.max_diff for stage in judged),
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        return len(checks.judge("composed", output, checks.toy_task, Path(folder)))
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m tools.compose", description=__doc__)
+    parser.add_argument("parts", nargs="+", type=Path, metavar="FILE")
+    parser.add_argument("-o", "--output", required=True, type=Path, help="the script to write")
+    parser.add_argument("--base", help="what the first file, a script of yours, was copied from")
+    parser.add_argument("--force", action="store_true", help="replace an output that exists")
+    parser.add_argument("--check", action="store_true", help="have the script judged: make check")
+    args = parser.parse_args()
+    own, *parts = [name_of(part) for part in args.parts]
+    order = [STAGES[0], *BASES]
+    if args.base not in [None, *order]:
+        fail(f"--base {args.base} is not of the series")
+    if args.base and own in order:
+        fail(f"{own} is of the series, so it needs no --base")
+    for part in parts if args.base else [own, *parts]:
+        if part not in order:
+            fail(f"{part} is not of the series: name yours first, and after --base what it was")
+    if args.base:
+        BASES[own] = args.base
+        parts = [own, *sorted(parts, key=order.index)]
+    else:
+        parts = sorted([own, *parts], key=order.index)
+    if len(parts) < 2:
+        fail("name two files or more")
+    if not (ROOT / parts[0]).is_file():
+        fail(f"there is no file {parts[0]}")
+    check_choice(parts)
+    if name_of(args.output) in parts or (args.output.exists() and not args.force):
+        fail(f"{args.output} exists: name another one")
+    text = "\n".join(line for line, _ in compose(parts, str(args.output))) + "\n"
+    windows = b"\r\n" in (ROOT / parts[0]).read_bytes()
+    try:
+        args.output.write_text(text, newline="\r\n" if windows else "\n")
+    except OSError as error:
+        fail(f"cannot write {args.output}: {error.strerror}")
+    conflicts = text.count("\n<<<<<<< ")
+    if conflicts:
+        sys.exit(f"{args.output}: {conflicts} conflicts, marked as git marks them, to resolve")
+    try:
+        ast.parse(text)
+    except SyntaxError as error:
+        sys.exit(f"{args.output}, line {error.lineno}: {error.msg}: there the parts do not fit")
+    print(f"{args.output}: {text.count(chr(10))} lines, of {', '.join(parts)}")
+    for (part, other), known in pairs(parts).items():
+        print(f"  {known or 'not tried'}: {part} + {other}")
+    if args.check and judge(parts, args.output):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
