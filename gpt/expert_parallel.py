@@ -37,7 +37,7 @@ from tqdm import tqdm
 SNAPSHOT_NAMES = f"epoch_{4 * '[0-9]'}_sample_{12 * '[0-9]'}"  # a glob pattern
 
 
-class AllToAll(torch.autograd.Function):
+class AllToAllRows(torch.autograd.Function):
     """Sends the first `sent[0]` rows of `x` to rank 0, and so on; returns those that came."""
 
     @staticmethod
@@ -49,7 +49,7 @@ class AllToAll(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        return AllToAll.apply(gradient, *ctx.way_back), None, None
+        return AllToAllRows.apply(gradient, *ctx.way_back), None, None
 
 
 class MixtureOfExperts(nn.Module):
@@ -58,6 +58,7 @@ class MixtureOfExperts(nn.Module):
     def __init__(self, n_embd, n_experts, top_k):
         super().__init__()
         self.top_k = top_k
+        self.load = 0  # tokens of each expert, of this step's micro-batches
         self.router = nn.Linear(n_embd, n_experts, bias=False)
         self.register_buffer("bias", torch.empty(n_experts))  # of the selection only
         self.up = nn.Parameter(torch.empty(n_experts, n_embd, 4 * n_embd))
@@ -73,7 +74,8 @@ class MixtureOfExperts(nn.Module):
         tokens = x.flatten(0, 1)
         scores = self.router(tokens).sigmoid()  # (tokens, n_experts)
         selected = (scores + self.bias).topk(self.top_k).indices  # (tokens, top_k)
-        self.load = selected.flatten().bincount(minlength=len(self.bias))  # tokens of each expert
+        if torch.is_grad_enabled():  # not where it evaluates
+            self.load += selected.flatten().bincount(minlength=len(self.bias))
         inputs = tokens.repeat_interleave(self.top_k, 0)  # one for each expert selected
         outputs = self._send_to_experts(inputs, selected.flatten())
         outputs = outputs.unflatten(0, selected.shape)  # (tokens, top_k, n_embd)
@@ -90,10 +92,10 @@ class MixtureOfExperts(nn.Module):
         dist.all_to_all_single(received, sent)
         sent, received = torch.stack([sent, received]).tolist()
         inputs = inputs.to(self.router.weight.dtype)  # bfloat16 on GPUs: half as many bytes
-        local_inputs = AllToAll.apply(inputs[order], sent, received)
-        local_ids = AllToAll.apply(expert_ids[order] % experts_per_rank, sent, received)
+        local_inputs = AllToAllRows.apply(inputs[order], sent, received)
+        local_ids = AllToAllRows.apply(expert_ids[order] % experts_per_rank, sent, received)
         local_outputs = self._run_experts(local_inputs, local_ids)
-        return AllToAll.apply(local_outputs, received, sent)[order.argsort()]
+        return AllToAllRows.apply(local_outputs, received, sent)[order.argsort()]
 
     def _run_experts(self, inputs, expert_ids):
         """Returns the output for each row of `inputs`, of the expert that `expert_ids` names."""
@@ -335,8 +337,8 @@ class Trainer:
     def _average_expert_gradients(self):
         """Divides the sums over all ranks' samples, as FSDP has done with the other gradients."""
         for block in self.model.blocks:
-            block.moe.up.grad.div_(dist.get_world_size())
-            block.moe.down.grad.div_(dist.get_world_size())
+            for experts in (block.moe.up, block.moe.down):
+                experts.grad.div_(experts.device_mesh.size())
 
     @torch.no_grad()
     def _balance_experts(self):
@@ -346,6 +348,7 @@ class Trainer:
         for block, load in zip(self.model.blocks, loads, strict=True):
             direction = (load.float().mean() - load).sign()
             block.moe.bias.add_(direction, alpha=1e-3)  # as in DeepSeek-V3
+            block.moe.load = 0
 
     @torch.no_grad()
     def _evaluate(self):

@@ -43,6 +43,7 @@ class MixtureOfExperts(nn.Module):
     def __init__(self, n_embd, n_experts, top_k):
         super().__init__()
         self.top_k = top_k
+        self.load = 0  # tokens of each expert, of this step's micro-batches
         self.router = nn.Linear(n_embd, n_experts, bias=False)
         self.register_buffer("bias", torch.empty(n_experts))  # of the selection only
         self.up = nn.Parameter(torch.empty(n_experts, n_embd, 4 * n_embd))
@@ -52,7 +53,8 @@ class MixtureOfExperts(nn.Module):
         tokens = x.flatten(0, 1)
         scores = self.router(tokens).sigmoid()  # (tokens, n_experts)
         selected = (scores + self.bias).topk(self.top_k).indices  # (tokens, top_k)
-        self.load = selected.flatten().bincount(minlength=len(self.bias))  # tokens of each expert
+        if torch.is_grad_enabled():  # not where it evaluates
+            self.load += selected.flatten().bincount(minlength=len(self.bias))
         inputs = tokens.repeat_interleave(self.top_k, 0)  # one for each expert selected
         outputs = self._run_experts(inputs, selected.flatten())
         outputs = outputs.unflatten(0, selected.shape)  # (tokens, top_k, n_embd)
@@ -301,6 +303,7 @@ class Trainer:
         for block, load in zip(self.model.blocks, loads, strict=True):
             direction = (load.float().mean() - load).sign()
             block.moe.bias.add_(direction, alpha=1e-3)  # as in DeepSeek-V3
+            block.moe.load = 0
 
     @torch.no_grad()
     def _evaluate(self):

@@ -4,7 +4,9 @@ import contextlib
 import fcntl
 import functools
 import http.server
+import json
 import os
+import random
 import re
 import shutil
 import threading
@@ -14,9 +16,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from helpers import documented_errors, run
+from helpers import documented_errors, long, run
 
 from tools import steps
+from tools.compose.__main__ import PAIRS, compose
 from tools.steps import ROOT
 
 BROWSER = next(filter(None, map(shutil.which, ["chromium", "google-chrome"])), None)
@@ -306,6 +309,28 @@ def test_any_two_files_can_be_compared(site):
         page.select_option("#compare select >> nth=0", "slurm/multinode.sbatch")
         page.select_option("#compare select >> nth=1", "slurm/preemptible.sbatch")
         compares("slurm/multinode.sbatch", "slurm/preemptible.sbatch")
+
+
+@needs_browser
+@pytest.mark.parametrize("count", [8, *long(1000)])
+def test_composed_in_the_page(site, count):
+    """A script that is chosen there is the one that the command writes, to the byte."""
+    pairs = json.loads(PAIRS.read_text())
+    proven = [pair.split(" + ") for pair, known in pairs.items() if known == "proven"]
+    random.Random(count).shuffle(proven)
+    with browser_of(site) as (page, address):
+        for parts in proven[:count]:
+            page.goto(f"{address}/compose.html?files={','.join(parts)}")
+            lines = compose(parts, "my_training.py")
+            expected = "".join(f"{line}\n" for line, _ in lines)
+            assert page.locator("#compose code").evaluate("code => code.textContent") == expected
+        page.goto(f"{address}/compose.html?files=recipes/fsdp.py")
+        page.check("input[value='recipes/tensorboard_logging.py']")
+        assert page.is_disabled("input[value='recipes/verify.py']")
+        assert page.locator(".part-1.line").count() > 5
+        with page.expect_download() as download:
+            page.click("#compose button:text('Save')")
+        assert "Composed of:\n    recipes/tensorboard" in Path(download.value.path()).read_text()
 
 
 def test_a_page_has_one_name():

@@ -10,7 +10,20 @@ from itertools import zip_longest
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import DROPOUT, LOG_LOSSES, SIGNAL, assert_trained, documented_error, logged_losses, patch, pause, position, reference_run, resize, weights_and_momentum
+from helpers import (
+    DROPOUT,
+    LOG_LOSSES,
+    SIGNAL,
+    assert_trained,
+    documented_error,
+    logged_losses,
+    patch,
+    pause,
+    position,
+    reference_run,
+    resize,
+    weights_and_momentum,
+)
 
 import elastic_ddp
 from tools.launch.jobs import TIMEOUT_S, free_port

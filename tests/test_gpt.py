@@ -10,7 +10,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import LOG_LOSSES, PLAIN_SGD, SHORT_GPT, SHORT_VAL, SIGNAL, VAL_CHUNKS, equal_snapshots, gpt_config, logged_losses, patch
+from helpers import (
+    LOG_LOSSES,
+    PLAIN_SGD,
+    SHORT_GPT,
+    SHORT_VAL,
+    SIGNAL,
+    VAL_CHUNKS,
+    equal_snapshots,
+    gpt_config,
+    logged_losses,
+    patch,
+)
 from torch.nn import functional
 
 from tools.launch.snapshots import load, load_gpt, max_abs_diff, write_text

@@ -8,7 +8,22 @@ import signal
 
 import pytest
 import torch
-from helpers import LIMIT_MEMORY, LOG_LOSSES, MEASURE_MEMORY, NIGHTLY, PLAIN_SGD, SHORT_GPT, SHORT_VAL, SIGNAL, VAL_CHUNKS, equal_snapshots, fences, long, patch, run
+from helpers import (
+    LIMIT_MEMORY,
+    LOG_LOSSES,
+    MEASURE_MEMORY,
+    NIGHTLY,
+    PLAIN_SGD,
+    SHORT_GPT,
+    SHORT_VAL,
+    SIGNAL,
+    VAL_CHUNKS,
+    equal_snapshots,
+    fences,
+    long,
+    patch,
+    run,
+)
 
 from tools.launch.snapshots import load, load_gpt, max_abs_diff, write_text
 from tools.steps import ROOT

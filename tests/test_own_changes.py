@@ -5,7 +5,17 @@ import signal
 
 import pytest
 import torch
-from helpers import DROPOUT, NIGHTLY, SHORT_VAL, SIGNAL, documented_error, load_state, patch, pause, resize
+from helpers import (
+    DROPOUT,
+    NIGHTLY,
+    SHORT_VAL,
+    SIGNAL,
+    documented_error,
+    load_state,
+    patch,
+    pause,
+    resize,
+)
 from test_gpt import TINY
 from test_gpus import NAMES, options_of
 

@@ -7,7 +7,19 @@ import signal
 
 import pytest
 import torch
-from helpers import DROPOUT, FORK, LOG_LOSSES, SIGNAL, assert_equal, assert_trained, logged_losses, patch, pause, position, resize
+from helpers import (
+    DROPOUT,
+    FORK,
+    LOG_LOSSES,
+    SIGNAL,
+    assert_equal,
+    assert_trained,
+    logged_losses,
+    patch,
+    pause,
+    position,
+    resize,
+)
 
 import singlegpu
 from resumable import ResumableSampler

@@ -5,7 +5,17 @@ import signal
 
 import pytest
 import torch
-from helpers import BATCH_NORM_AND_DROPOUT, KILL, MEASURE_MEMORY, assert_trained, equal_snapshots, patch, reference_run, resize, weights_and_momentum
+from helpers import (
+    BATCH_NORM_AND_DROPOUT,
+    KILL,
+    MEASURE_MEMORY,
+    assert_trained,
+    equal_snapshots,
+    patch,
+    reference_run,
+    resize,
+    weights_and_momentum,
+)
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 

@@ -10,7 +10,16 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import NIGHTLY, assert_trained, documented_error, needs_slurm, patch, pause, run, snippet
+from helpers import (
+    NIGHTLY,
+    assert_trained,
+    documented_error,
+    needs_slurm,
+    patch,
+    pause,
+    run,
+    snippet,
+)
 from torch.distributed.launcher.api import LaunchConfig
 
 from tools.launch.snapshots import logged_positions

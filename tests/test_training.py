@@ -7,7 +7,16 @@ import sys
 import pexpect
 import pytest
 import torch
-from helpers import SCRIPTS, assert_trained, documented_error, fences, patch, reference_run, run, weights_and_momentum
+from helpers import (
+    SCRIPTS,
+    assert_trained,
+    documented_error,
+    fences,
+    patch,
+    reference_run,
+    run,
+    weights_and_momentum,
+)
 from torch import nn
 
 import singlegpu

@@ -10,7 +10,6 @@ import json
 import re
 import sys
 import tempfile
-import textwrap
 from functools import partial
 from pathlib import Path
 
@@ -45,9 +44,9 @@ def pairs(parts):
 
 
 def read(file, name):
-    """Returns the lines of a file, in its docstring and below, and what it needs as arguments.
+    """Returns the lines of a file's docstring, of its code, and its arguments in the docstring.
 
-    In its docstring, it gets another name.
+    There it gets another name, and no arguments beyond 50 10.
     """
     text = (ROOT / file).read_text()
     try:
@@ -58,8 +57,9 @@ def read(file, name):
     command = re.compile(rf"\b{re.escape(file)}( 50 10)(.*)")
     lines = text.splitlines()
     doc = [(command.sub(rf"{name}\1", line), file) for line in lines[:end]]
-    arguments = [found[2] for found in map(command.search, lines[:end]) if found]
-    return doc, [(line, file) for line in lines[end:]], "".join(arguments)
+    found = [match[2].strip() for match in map(command.search, lines[:end]) if match]
+    arguments = [(f"        {text}", file) for text in found if text]
+    return doc, [(line, file) for line in lines[end:]], arguments
 
 
 def fold(parts, lines, resolve):
@@ -89,12 +89,15 @@ def compose(parts, name):
     docs = {file: doc for file, (doc, _, _) in files.items()}
     order = [lead, *(part for part in parts if part != lead)]
     doc = fold(order, docs, lambda part, ours, theirs: ours)
-    arguments = "".join(dict.fromkeys(files[part][2] for part in parts))
-    doc = [(text.replace(f"{name} 50 10", f"{name} 50 10{arguments}"), part) for text, part in doc]
+    result = []
+    for line in doc[:-1]:
+        lines = [line]
+        if line[0].endswith(f" {name} 50 10"):
+            lines += [line for part in parts for line in files[part][2]]
+        result += [(f"{text} \\", part) for text, part in lines[:-1]] + lines[-1:]
     if len(doc) > 1:
-        made_of = f"Composed of {', '.join(parts[:-1])} and {parts[-1]}."
-        doc[-1:-1] = [(line, None) for line in textwrap.wrap(made_of, 100)]
-    return doc + code
+        result += [("Composed of:", None), *((f"    {part}", part) for part in parts)]
+    return result + doc[-1:] + code
 
 
 def series(file):
@@ -112,6 +115,8 @@ def check_choice(parts):
             fail(f"{other} builds on {part}: leave {part} out")
         if series(part) != series(other):
             fail(f"{part} and {other} are of different series")
+    if "recipes/regroup.py" in parts:
+        fail("recipes/regroup.py is started in a way of its own, and goes with no other file")
     for (part, other), known in pairs(parts).items():
         if known not in (None, "proven", "conflict"):
             fail(f"{part} and {other} do not go together: {known}")
@@ -119,12 +124,9 @@ def check_choice(parts):
 
 def judge(parts, output):
     """Has the judge of `make check` look at the script; returns how many of its checks fail."""
-    names = [str(Path(part).with_suffix("")) for part in parts]
-    if not {*names} <= {*stages.STAGES}:
-        fail(f"the judge of make check knows no {' or no '.join({*names} - {*stages.STAGES})}")
     from tools.judge import checks  # imports torch, for which a mistake need not wait
 
-    judged = [stages.STAGES[name] for name in names]
+    judged = [stages.STAGES[part.removesuffix(".py")] for part in parts]
     stages.STAGES["composed"] = judged[0]._replace(
         options=" ".join(stage.options for stage in judged),
         max_diff=max(stage.max_diff for stage in judged),
@@ -160,6 +162,9 @@ def main():
     if not (ROOT / parts[0]).is_file():
         fail(f"there is no file {parts[0]}")
     check_choice(parts)
+    unknown = [part for part in parts if part.removesuffix(".py") not in stages.STAGES]
+    if args.check and unknown:
+        fail(f"the judge of make check knows no {unknown[0]}")
     if name_of(args.output) in parts or (args.output.exists() and not args.force):
         fail(f"{args.output} exists: name another one")
     text = "\n".join(line for line, _ in compose(parts, str(args.output))) + "\n"

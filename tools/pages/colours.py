@@ -6,6 +6,7 @@ script's name below the page's title in the sidebar. Into docs/diff.md it puts a
 marks what docs/assets/series.css needs to wrap code well on a phone.
 """
 
+import ast
 import json
 import re
 from html import escape, unescape
@@ -17,8 +18,9 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
 
+from tools.compose.__main__ import BASES, PAIRS
 from tools.pages.fences import DOCUMENTED, language_of, marked_units, step_to
-from tools.steps import ROOT
+from tools.steps import ROOT, STAGES
 
 TAGS = {"+": "ins", "-": "del", " ": "span"}
 FOLDERS = {
@@ -28,7 +30,6 @@ FOLDERS = {
     "gpt": "The second series",
     "slurm": "Job files",
 }
-ALL_FILES = "<!-- files -->"
 CODE_BLOCK = re.compile(
     r'(<div class="language-(?:python|pycon|bash) highlight">.*?<code>)(.*?)(</code>)', re.DOTALL
 )
@@ -112,28 +113,59 @@ def link_to_diff(file):
     return f"[Compare it]({top}diff.md?a={base}&b={file}) with `{base}`, or with any other file."
 
 
-def format_choice():
-    """Returns what docs/assets/diff.js needs: two choices, and each line of all files, once."""
+def format_data(names, scripts, **more):
+    """Returns what scripts of docs/assets need: each line of some files, once, and `more`."""
     lines, files = {}, {}  # the number and the HTML of each line; the numbers of each file's lines
-    for file in (step.file for step in DOCUMENTED):
+    for file in names:
         text = (ROOT / file).read_text().splitlines()
         for line, html in zip(text, highlight_lines(text, language_of(file)), strict=False):
             lines.setdefault(line, (len(lines), html))
         files[file] = [lines[line][0] for line in text]
+    data = json.dumps({"lines": [html for _, html in lines.values()], "files": files} | more)
+    data = data.replace("</", r"<\/")  # which would end the script
+    return f'<script id="files" type="application/json">{data}</script>' + "".join(
+        f'<script src="assets/{script}"></script>' for script in scripts
+    )
+
+
+def format_composition():
+    """Returns the choice of files to compose, for docs/assets/compose.js."""
+    names = [STAGES[0], *BASES]
+    docs = {file: ast.parse((ROOT / file).read_text()).body[0].end_lineno for file in names}
+    data = format_data(
+        names,
+        ("lcs.js", "compose.js"),
+        docs=docs,
+        bases=BASES,
+        pairs=json.loads(PAIRS.read_text()),
+    )
+    return (
+        '<div id="compose" data-search-exclude hidden>'
+        '<label>Series <select><option value="">The stages and their recipes</option>'
+        '<option value="gpt">The second series</option></select></label><fieldset></fieldset>'
+        '<div class="diff highlight"><p class="caption"></p>'
+        f'<div class="buttons"><button>Copy</button> <button>Save</button></div>{format_code("")}'
+        f"</div></div>{data}"
+    )
+
+
+def format_choice():
+    """Returns the choice of two files to compare, for docs/assets/diff.js."""
+    files = [step.file for step in DOCUMENTED]
     options = ""
     for folder, name in FOLDERS.items():
         names = "".join(f"<option>{f}</option>" for f in files if f.rpartition("/")[0] == folder)
         options += f'<optgroup label="{name}">{names}</optgroup>'
-    data = json.dumps({"lines": [html for _, html in lines.values()], "files": files})
-    data = data.replace("</", r"<\/")  # which would end the script
     return (
         '<div id="compare" data-search-exclude hidden>'
         f"<label>From <select>{options}</select></label>"
         f"<label>to <select>{options}</select></label>"
         f'<div class="diff highlight"><p class="caption"></p>{format_code("")}</div></div>'
-        f'<script id="files" type="application/json">{data}</script>'
-        '<script src="assets/diff.js"></script>'
+        + format_data(files, ("lcs.js", "diff.js"))
     )
+
+
+CHOICES = {"<!-- files -->": format_choice, "<!-- composition -->": format_composition}
 
 
 class Sources(Preprocessor):
@@ -148,8 +180,9 @@ class Sources(Preprocessor):
         for file in dict.fromkeys(file for file, _ in re.findall(f"{COG_FENCE}diff ", text)):
             text += f"\n\n## {file} in full {{ data-search-exclude }}\n\n{link_to_diff(file)}\n\n"
             text += self.md.htmlStash.store(format_file(file))
-        if ALL_FILES in text:
-            text = text.replace(ALL_FILES, self.md.htmlStash.store(format_choice()))
+        for mark, format_page in CHOICES.items():
+            if mark in text:
+                text = text.replace(mark, self.md.htmlStash.store(format_page()))
         return text.split("\n")
 
     def add_subtitle(self, files):

@@ -1,0 +1,166 @@
+// Composes a script in the page, as tools/compose does: docs/compose.md, which colours.py fills.
+(() => {
+  const NAME = "my_training.py";
+  const EXAMPLE = "preemptible.py,recipes/evaluate.py";
+  // The HTML of each line that there is; of each file, the numbers of its lines, how many of them
+  // are its docstring, and what it builds on; and what tools/compose/pairs.json says.
+  const data = JSON.parse(document.getElementById("files").textContent);
+  const { lines, files, docs, bases, pairs } = data;
+  const page = document.getElementById("compose");
+  const [series, boxes] = [page.querySelector("select"), page.querySelector("fieldset")];
+  const [caption, code] = [page.querySelector(".caption"), page.querySelector("code")];
+  const [copy, save] = page.querySelectorAll("button");
+  const order = Object.keys(files);
+  const choices = order.filter((file) => Object.keys(pairs).join(" ").split(" ").includes(file));
+
+  const element = (tag, properties) => Object.assign(document.createElement(tag), properties);
+  const escape = (text) => element("p", { textContent: text }).innerHTML;
+  const texts = lines.map((html) => element("p", { innerHTML: html }).textContent);
+  const ancestors = (file) => (file ? [file, ...ancestors(bases[file])] : []);
+  const isGpt = (file) => ancestors(file).includes("gpt/gpt.py");
+
+  // From here to `fold`, the functions of tools/compose/merge.py. A line has its text and its part.
+  function edits(old, new_) {
+    const [added, replaced] = [{}, {}];
+    let [i, j, removed, inserted] = [0, 0, [], []];
+    const signs = diff(old.map((line) => line.text), new_.map((line) => line.text));
+    for (const [sign] of [...signs, [" "]]) {
+      if (sign === "-") removed.push(i++);
+      else if (sign === "+") inserted.push(new_[j++]);
+      else {
+        const oneByOne = removed.length === inserted.length;
+        removed.forEach((k, n) => (replaced[k] = oneByOne ? [inserted[n]] : n ? [] : inserted));
+        if (!removed.length) added[i] = inserted;
+        [i, j, removed, inserted] = [i + 1, j + 1, [], []];
+      }
+    }
+    return [added, replaced];
+  }
+
+  const equal = (a, b) => a.length === b.length && a.every((line, n) => line.text === b[n].text);
+
+  function join(a, b) {
+    if (!a.length || !b.length || equal(a, b)) return a.length ? a : b;
+    const imports = {};
+    for (const { text, part } of [...a, ...b]) {
+      const found = text.match(/^(import|from) (\S+)(?: import (\w.*))?$/);
+      if (!found) return [...a, ...b];
+      const key = `${found[1] === "from" ? 1 : 0} ${found[2]}`; // in their order
+      const names = [...(imports[key]?.names ?? []), ...(found[3]?.split(", ") ?? [])];
+      imports[key] = { names: new Set(names), part };
+    }
+    return Object.keys(imports).sort().map((key) => {
+      const names = [...imports[key].names].sort().join(", ");
+      const text = names ? `from ${key.slice(2)} import ${names}` : `import ${key.slice(2)}`;
+      return { text, part: imports[key].part };
+    });
+  }
+
+  function merge(old, ours, theirs, resolve) {
+    const [added, replaced] = edits(old, ours);
+    const [theirAdded, theirReplaced] = edits(old, theirs);
+    return [...old, undefined].flatMap((line, i) => {
+      const before = join(added[i] ?? [], theirAdded[i] ?? []);
+      const [a, b] = [replaced[i], theirReplaced[i]];
+      if (!a || !b || equal(a, b)) return [...before, ...(a ?? b ?? (line ? [line] : []))];
+      const joined = a.length === 1 && b.length === 1 ? join(a, b) : [];
+      return [...before, ...(joined.length === 1 ? joined : resolve(a, b))];
+    });
+  }
+
+  function fold(parts, linesOf, resolve) {
+    let result = linesOf(parts[0]);
+    const known = ancestors(parts[0]);
+    for (const part of parts.slice(1)) {
+      const base = ancestors(part).find((file) => known.includes(file));
+      const old = linesOf(base).map(({ text }) => ({ text }));
+      result = merge(old, result, linesOf(part), resolve);
+      known.push(...ancestors(part));
+    }
+    return result;
+  }
+
+  // Returns the lines of the script, or null if the parts conflict.
+  function compose(parts) {
+    let fits = true;
+    const more = {}; // what a part adds to the command in its docstring
+    const linesOf = (file) => files[file].map((n) => ({ text: texts[n], part: file }));
+    const codeOf = (file) => linesOf(file).slice(docs[file]);
+    const docOf = (file) =>
+      linesOf(file).slice(0, docs[file]).map((line) => {
+        const [before, after] = line.text.split(`${file} 50 10`);
+        if (after) more[file] = { text: `        ${after.trim()}`, part: file };
+        return after === undefined ? line : { ...line, text: `${before}${NAME} 50 10` };
+      });
+    const code = fold(parts, codeOf, (ours) => ((fits = false), ours));
+    const stages = (part) => ancestors(part).filter((file) => !file.includes("/")).length;
+    const lead = parts.reduce((a, b) => (stages(b) > stages(a) ? b : a));
+    const doc = fold([lead, ...parts.filter((part) => part !== lead)], docOf, (ours) => ours);
+    const end = doc.pop();
+    const command = (line) => {
+      const all = [line, ...parts.flatMap((part) => more[part] ?? [])];
+      return all.map((l, n) => (n < all.length - 1 ? { ...l, text: `${l.text} \\` } : l));
+    };
+    const start = doc.flatMap((line) => (line.text.endsWith(" 50 10") ? command(line) : [line]));
+    const list = parts.map((part) => ({ text: `    ${part}`, part }));
+    return fits ? [...start, { text: "Composed of:" }, ...list, end, ...code] : null;
+  }
+
+  // Returns why a file cannot be added to another, or "".
+  function reason(file, other) {
+    if (ancestors(file).includes(other)) return `builds on ${other}`;
+    if (ancestors(other).includes(file)) return `is in ${other}`;
+    const known = pairs[order.filter((name) => [file, other].includes(name)).join(" + ")];
+    return { proven: "", conflict: `changes the same lines as ${other}` }[known] ?? known;
+  }
+
+  function show() {
+    const ticked = [...boxes.querySelectorAll(":checked")].map((box) => box.value);
+    for (const label of boxes.querySelectorAll("label")) {
+      const box = label.firstChild;
+      const others = ticked.filter((part) => part !== box.value);
+      const why = others.map((part) => reason(box.value, part)).find((text) => text) ?? "";
+      box.disabled = why !== "" && !box.checked;
+      label.className = box.checked ? `part-${ticked.indexOf(box.value) % 6}` : "";
+      label.lastChild.textContent = why;
+    }
+    const script = ticked.length > 1 ? compose(ticked) : [];
+    const hint = ticked.length > 1 ? "These change the same lines." : "Tick two files or more.";
+    caption.textContent = script?.length ? `${NAME}: ${script.length} lines` : hint;
+    copy.disabled = save.disabled = !script?.length;
+    const rows = (script ?? []).map(({ text, part }) => {
+      const html = lines[texts.indexOf(text)] ?? escape(text);
+      const row = element("span", { className: "line", innerHTML: `${html}\n` });
+      if (part) row.classList.add(`part-${ticked.indexOf(part) % 6}`);
+      row.style.setProperty("--indent", `${text.search(/\S|$/)}ch`);
+      return row;
+    });
+    code.replaceChildren(...rows);
+    history.replaceState(null, "", `?files=${ticked}`);
+  }
+
+  // Offers the files of a series, with some of them ticked.
+  function offer(parts) {
+    const gpt = series.value === "gpt";
+    const labels = choices.filter((file) => isGpt(file) === gpt).map((file) => {
+      const label = element("label", {});
+      const box = element("input", { type: "checkbox", value: file, checked: parts.includes(file) });
+      label.append(box, ` ${file} `, element("small", {}));
+      return label;
+    });
+    boxes.replaceChildren(...labels);
+    show();
+  }
+
+  series.addEventListener("change", () => offer([]));
+  boxes.addEventListener("change", show);
+  copy.addEventListener("click", () => navigator.clipboard.writeText(code.textContent));
+  save.addEventListener("click", () => {
+    const url = URL.createObjectURL(new Blob([code.textContent]));
+    element("a", { href: url, download: NAME }).click();
+  });
+  page.hidden = false;
+  const asked = new URLSearchParams(location.search).get("files") ?? EXAMPLE;
+  series.value = asked.split(",").some(isGpt) ? "gpt" : "";
+  offer(asked.split(","));
+})();
