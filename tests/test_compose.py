@@ -24,6 +24,7 @@ from helpers import (
     SIGNAL,
     VAL_CHUNKS,
     equal_snapshots,
+    needs_slurm,
     patch,
     resize,
     run,
@@ -33,6 +34,7 @@ from test_gpt import OPTIONS as GPT_OPTIONS
 from test_gpt_sharded import FLOAT64
 from test_recipes import OPTIONS as RECIPE_OPTIONS
 from test_recipes import curves
+from test_slurm import PAUSE, PREEMPT, log
 from test_tokens import save_tokenizer
 from torch import nn
 from torch.utils.data import random_split
@@ -459,3 +461,30 @@ def test_own_script(shell):
             optimizer.step()
     weights = load_gpt(shell.folder / "snapshot.pt")["model"]
     assert max_abs_diff(weights.values(), [*model.state_dict().values()]) < 1e-5
+
+
+@pytest.mark.nightly
+@pytest.mark.long
+@needs_slurm
+def test_on_slurm(cluster, shell):
+    """Two nodes, mixed precision, validation, and a preemption: as a job that is left alone."""
+    parts = "preemptible.py recipes/mixed_precision.py recipes/evaluate.py"
+    assert compose_in(shell.folder, f"{parts} -o {{folder}}/composed.py").returncode == 0
+    patch(shell.folder, shell.folder / "composed.py", PAUSE, "my_training.py")
+    options = "--nodes=2 --gpus-per-node=1 --partition=main"
+    job = cluster(
+        f"""
+        nodes=2
+        sbatch {options} slurm/preemptible.sbatch my_training.py 6 2
+        until grep -q "^2 [1-9]" trained.log; do sleep 0.1; done 2>/dev/null
+        {PREEMPT}
+        """,
+        "-n 2",
+    )
+    assert job.wait() == 0, job.output
+    output = log(shell.folder, "preemptible")
+    assert output.count("epochs done") == 2 and "val loss" in output, output
+    shell.ranks(f"{shell.folder}/composed.py 6 2 --snapshot_path alone", 2).succeeds()
+    alone, requeued = (load_gpt(shell.folder / name) for name in ("alone", "snapshot.pt"))
+    assert alone.pop("loss") == pytest.approx(requeued.pop("loss"), rel=1e-6)
+    assert equal_snapshots(alone, requeued)
