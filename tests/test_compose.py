@@ -321,10 +321,13 @@ def compose_in(folder, arguments):
     "arguments, error",
     [
         ("multinode.py", "name two files or more"),
+        ("evaluate.py preemptible.py", "not of the series: do you mean recipes/evaluate.py?"),
+        ("recipes/fsdp.py {folder} --base multinode.py", "--base is for a script of yours, named"),
+        ("recipes/evaluate.py preemptible.py -o {folder} --force", "is a folder, or a file of the"),
         ("recipes/fsdp.py recipes/fsdp.py", "recipes/fsdp.py is named twice"),
         (
             "multinode.py recipes/fsdp.py",
-            "recipes/fsdp.py builds on multinode.py: leave multinode.py",
+            "recipes/fsdp.py contains multinode.py, on which it",
         ),
         ("elastic_ddp.py gpt/fsdp.py", "elastic_ddp.py and gpt/fsdp.py are of different series"),
         (
@@ -334,7 +337,7 @@ def compose_in(folder, arguments):
         ("recipes/regroup.py recipes/verify.py", "is started in a way of its own"),
         (
             "recipes/fsdp.py no.py",
-            "no.py is not of the series: name yours first, and after --base",
+            "no.py is not of the series: if it is yours, name it first, and add --base",
         ),
         ("{folder}/no.py recipes/fsdp.py --base multinode.py", "there is no file "),
         (
@@ -345,11 +348,11 @@ def compose_in(folder, arguments):
         ("{folder}/bad.py gpt/fsdp.py --base multinode.py", "are of different series"),
         (
             "multinode.py recipes/fsdp.py --base multinode.py",
-            "multinode.py is of the series, so it",
+            "multinode.py is of the series: --base",
         ),
         (
             "recipes/evaluate.py recipes/verify.py -o {folder}/bad.py",
-            "bad.py exists: name another one",
+            "bad.py exists: name another one, or add --force",
         ),
         ("recipes/evaluate.py recipes/verify.py -o {folder}/no/x.py", "No such file or directory"),
         (
@@ -381,7 +384,7 @@ def test_conflict(tmp_path):
     arguments = "{folder}/own.py recipes/mixed_precision.py --base multinode.py -o {folder}/out.py"
     for more in ("", " --force"):
         result = compose_in(tmp_path, arguments + more)
-        assert result.returncode == 1 and "out.py: 1 conflicts, marked as git" in result.stderr
+        assert result.returncode == 1 and "out.py has conflicts, marked as git" in result.stderr
     lines = (tmp_path / "out.py").read_bytes().split(b"\r\n")
     assert b"        loss = 2 * self.loss_fn(self.model(inputs), targets)" in lines
     marks = [line for line in lines if line[:7] in (b"<" * 7, b"=" * 7, b">" * 7)]

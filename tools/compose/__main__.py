@@ -18,6 +18,7 @@ from tools.judge import stages
 from tools.steps import ALL, ROOT, STAGES
 
 BASES = {step.file: step.base for step in ALL if step.file.endswith(".py")}  # main adds yours
+FILES = [STAGES[0], *BASES]
 PAIRS = Path(__file__).with_name("pairs.json")  # which are proven, by tests/test_compose.py
 
 
@@ -54,9 +55,10 @@ def read(file, name):
     except SyntaxError as error:
         fail(f"{file}, line {error.lineno}: {error.msg}")
     end = tree.body[0].end_lineno if ast.get_docstring(tree) else 0
-    command = re.compile(rf"\b{re.escape(file)}( 50 10)(.*)")
+    names = [file] if file in FILES else [file, Path(file).name, BASES[file]]
+    command = re.compile(rf"(?<=\s)({'|'.join(map(re.escape, names))}) 50 10(.*)")
     lines = text.splitlines()
-    doc = [(command.sub(rf"{name}\1", line), file) for line in lines[:end]]
+    doc = [(command.sub(f"{name} 50 10", line), file) for line in lines[:end]]
     found = [match[2].strip() for match in map(command.search, lines[:end]) if match]
     arguments = [(f"        {text}", file) for text in found if text]
     return doc, [(line, file) for line in lines[end:]], arguments
@@ -96,7 +98,8 @@ def compose(parts, name):
             lines += [line for part in parts for line in files[part][2]]
         result += [(f"{text} \\", part) for text, part in lines[:-1]] + lines[-1:]
     if len(doc) > 1:
-        result += [("Composed of:", None), *((f"    {part}", part) for part in parts)]
+        result += [("Composed of:", None)] if "Composed of:" not in dict(result) else []
+        result += [(f"    {part}", part) for part in parts]
     return result + doc[-1:] + code
 
 
@@ -112,7 +115,7 @@ def check_choice(parts):
         if part == other:
             fail(f"{part} is named twice")
         if part in ancestors(other):
-            fail(f"{other} builds on {part}: leave {part} out")
+            fail(f"{other} contains {part}, on which it builds: leave {part} out")
         if series(part) != series(other):
             fail(f"{part} and {other} are of different series")
     if "recipes/regroup.py" in parts:
@@ -144,19 +147,22 @@ def main():
     parser.add_argument("--check", action="store_true", help="have the script judged: make check")
     args = parser.parse_args()
     own, *parts = [name_of(part) for part in args.parts]
-    order = [STAGES[0], *BASES]
-    if args.base not in [None, *order]:
+    if args.base not in [None, *FILES]:
         fail(f"--base {args.base} is not of the series")
-    if args.base and own in order:
-        fail(f"{own} is of the series, so it needs no --base")
+    if args.base and own in FILES:
+        fail(f"{own} is of the series: --base is for a script of yours, named first")
     for part in parts if args.base else [own, *parts]:
-        if part not in order:
-            fail(f"{part} is not of the series: name yours first, and after --base what it was")
+        if part not in FILES:
+            alike = [file for file in FILES if Path(file).stem == Path(part).stem]
+            hint = "if it is yours, name it first, and add --base multinode.py or the like"
+            if alike:
+                hint = f"do you mean {alike[0]}?"
+            fail(f"{part} is not of the series: {hint}")
     if args.base:
         BASES[own] = args.base
-        parts = [own, *sorted(parts, key=order.index)]
+        parts = [own, *sorted(parts, key=FILES.index)]
     else:
-        parts = sorted([own, *parts], key=order.index)
+        parts = sorted([own, *parts], key=FILES.index)
     if len(parts) < 2:
         fail("name two files or more")
     if not (ROOT / parts[0]).is_file():
@@ -164,24 +170,27 @@ def main():
     check_choice(parts)
     unknown = [part for part in parts if part.removesuffix(".py") not in stages.STAGES]
     if args.check and unknown:
-        fail(f"the judge of make check knows no {unknown[0]}")
-    if name_of(args.output) in parts or (args.output.exists() and not args.force):
-        fail(f"{args.output} exists: name another one")
+        fail(f"the judge of make check knows no {unknown[0]}: leave out --check")
+    if name_of(args.output) in [*parts, *FILES] or args.output.is_dir():
+        fail(f"{args.output} is a folder, or a file of the series: name another output")
+    if args.output.exists() and not args.force:
+        fail(f"{args.output} exists: name another one, or add --force")
     text = "\n".join(line for line, _ in compose(parts, str(args.output))) + "\n"
     windows = b"\r\n" in (ROOT / parts[0]).read_bytes()
     try:
         args.output.write_text(text, newline="\r\n" if windows else "\n")
     except OSError as error:
         fail(f"cannot write {args.output}: {error.strerror}")
-    conflicts = text.count("\n<<<<<<< ")
+    lines = enumerate(text.splitlines(), 1)
+    conflicts = ", ".join(str(number) for number, line in lines if line.startswith("<<<<<<< "))
     if conflicts:
-        sys.exit(f"{args.output}: {conflicts} conflicts, marked as git marks them, to resolve")
+        sys.exit(f"{args.output} has conflicts, marked as git marks them, in lines: {conflicts}")
     try:
         ast.parse(text)
     except SyntaxError as error:
         sys.exit(f"{args.output}, line {error.lineno}: {error.msg}: there the parts do not fit")
     print(f"{args.output}: {text.count(chr(10))} lines, of {', '.join(parts)}")
-    for (part, other), known in pairs(parts).items():
+    for (part, other), known in pairs([part for part in parts if part in FILES]).items():
         print(f"  {known or 'not tried'}: {part} + {other}")
     if args.check and judge(parts, args.output):
         sys.exit(1)
