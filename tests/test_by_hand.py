@@ -154,7 +154,7 @@ torch.optim.SGD = lambda parameters, **options: AdamW(parameters)
 def test_memory(shell, script, parts):
     """Of weights, gradients and AdamW's state, a rank of four holds all or a quarter.
 
-    The median of the ranks: at times, one of them holds a message more.
+    The median of the ranks: at times, some of them hold a message more.
     """
     path = patch(shell.folder, script, MEASURE_HELD)
     output = shell.ranks(f"{path} 1 1 --batch_size 1", 4).succeeds()
@@ -164,7 +164,7 @@ def test_memory(shell, script, parts):
     print(growths)
     medians = [statistics.median_low(sizes) for sizes in zip(*growths, strict=True)]
     expected = [part * 4 * LAYERS * WIDTH**2 for part in parts]
-    assert medians == pytest.approx(expected, rel=0.1)
+    assert medians == pytest.approx(expected, rel=0.15)
 
 
 # Each rank prints how far its memory has grown, since before the model is built, in each layer.

@@ -85,7 +85,8 @@ class Run:
                 number = int(re.search(r"line (\d+)", frame)[1])
                 code = linecache.getline(str(self.file), number).strip()
                 waiting.append(f"\nRank {rank} waits in line {number}: {code}")
-        return "".join(sorted(waiting)) + "\n"
+        watch = f"\nWatch each rank: python -m tools.watch {self.file.name}\n"
+        return "".join(sorted(waiting)) + watch
 
     def require(self, ok, message):
         """Raises WrongError with the last lines of the run, unless it is `ok` and has ended."""

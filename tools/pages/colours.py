@@ -34,6 +34,7 @@ CODE_BLOCK = re.compile(
     r'(<div class="language-(?:python|pycon|bash) highlight">.*?<code>)(.*?)(</code>)', re.DOTALL
 )
 INLINE_CODE = re.compile(r"(?<=<code>)[^<\n]+(?=</code>)")
+RECORDINGS = ROOT / "docs" / "assets" / "recordings.json"
 COG_FENCE = r'<!-- \[\[\[cog fence\("(.+)", "(.+)"\) \]\]\] -->\n```'
 
 
@@ -110,7 +111,10 @@ def link_to_diff(file):
     """Returns a link to a file's step in docs/diff.md, from the file's page."""
     base = step_to(file).base
     top = "" if file.startswith("slurm/") else "../" * file.count("/")
-    return f"[Compare it]({top}diff.md?a={base}&b={file}) with `{base}`, or with any other file."
+    links = f"[Compare it]({top}diff.md?a={base}&b={file}) with `{base}`, or with any other file."
+    if file in json.loads(RECORDINGS.read_text()):
+        links += f" [Watch it run]({top}watch.md?watch={file}&step=0), line by line."
+    return links
 
 
 def format_data(names, scripts, **more):
@@ -149,6 +153,19 @@ def format_composition():
     )
 
 
+def format_recordings():
+    """Returns what the ranks of some files do, line by line, for docs/assets/watch.js."""
+    recordings = json.loads(RECORDINGS.read_text())
+    for file, recording in recordings.items():
+        recording["code"] = highlight_lines((ROOT / file).read_text().splitlines(), "python")
+    data = json.dumps(recordings).replace("</", r"<\/")
+    return (
+        '<div class="watch" data-search-exclude hidden>'
+        f'<script type="application/json">{data}</script></div>'
+        '<script src="assets/watch.js"></script>'
+    )
+
+
 def format_choice():
     """Returns the choice of two files to compare, for docs/assets/diff.js."""
     files = [step.file for step in DOCUMENTED]
@@ -165,7 +182,11 @@ def format_choice():
     )
 
 
-CHOICES = {"<!-- files -->": format_choice, "<!-- composition -->": format_composition}
+CHOICES = {
+    "<!-- files -->": format_choice,
+    "<!-- composition -->": format_composition,
+    "<!-- recordings -->": format_recordings,
+}
 
 
 class Sources(Preprocessor):

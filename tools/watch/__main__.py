@@ -1,0 +1,121 @@
+"""Records what all ranks of a script do, line by line, into a page to watch.
+
+python -m tools.watch my_multigpu.py 2 1 --batch_size 4
+"""
+
+import argparse
+import json
+import shlex
+import sys
+import tempfile
+import time
+from html import escape
+from pathlib import Path
+
+from tools.launch.jobs import Shell, TimeLimit
+from tools.pages.colours import highlight_lines
+from tools.steps import ROOT
+
+SILENCE_S = 20  # after which a run hangs
+RECORDER = Path(__file__).with_name("recorder")
+END = {
+    "": "The run has ended.",
+    "fails": "The run has failed.",
+    "hangs": "The run hangs.",
+    "limit": "The first 20 steps, or 2,000 lines.",
+}
+ASSETS = ROOT / "docs" / "assets"
+PAGE = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>{title}</title><style>{style}</style>
+<main class="md-typeset"><h1>{title}</h1><p>{end}</p>
+<div class="watch" hidden><script type="application/json">{data}</script></div></main>
+<script>{script}</script></html>
+"""
+
+
+def launcher(script, ranks):
+    """Returns what starts a script: torchrun, unless it starts its ranks itself or is alone."""
+    text = script.read_text()
+    if "LOCAL_RANK" not in text or "spawn(" in text:
+        return "python"
+    return f"torchrun --standalone --nproc_per_node={ranks}"
+
+
+def events_of(folder):
+    """Returns the events of each rank, for each attempt to train."""
+    attempts = {}
+    for path in sorted(folder.glob("*.jsonl"), key=lambda path: path.stat().st_ctime_ns):
+        # The last line of a process that was killed may be half written.
+        lines = [line for line in path.read_text().split("\n")[:-1] if line]
+        events = [json.loads(line) for line in lines]
+        values = {name: value for event in reversed(events) for name, value in event[2].items()}
+        attempt = attempts.setdefault(values.get("attempt", "0"), {})
+        attempt[int(values.get("rank", 0))] = events
+    return [[ranks[rank] for rank in sorted(ranks)] for _, ranks in sorted(attempts.items())]
+
+
+def record(command, script, folder, **more):
+    """Runs a command that trains `script`; returns the events, and how it ended."""
+    shell = Shell(folder)
+    events = folder / "events"
+    events.mkdir()
+    variables = more | {
+        "CUDA_VISIBLE_DEVICES": "",
+        "WATCH_FOLDER": str(events),
+        "WATCH_FILE": str(script),
+        "PYTHONPATH": str(RECORDER),
+    }
+    job = shell.start(command, **variables)
+    silence, size, end = TimeLimit(SILENCE_S), None, ""
+    while job.status() is None:
+        time.sleep(0.05)
+        written = [job.log, *events.glob("*.jsonl")]
+        before, size = size, sum(path.stat().st_size for path in written)
+        if size != before:
+            silence.restart()
+        if len([*events.glob("*.full")]) == len([*events.glob("*.jsonl")]) > 0:
+            end = "limit"
+            break
+        if silence.passed():
+            end = "hangs"
+            break
+    shell.end_all()
+    if end == "" and job.status():
+        end = "fails"
+    return {"attempts": events_of(events), "end": end}, job.output
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m tools.watch", description=__doc__)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("-o", "--output", type=Path, help="the page; by default, SCRIPT.html")
+    parser.add_argument("script", type=Path)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
+    args = parser.parse_args()
+    if not args.script.is_file():
+        parser.error(f"there is no file {args.script}")
+    script = args.script.resolve()
+    output = args.output or Path(f"{args.script}.html")
+    command = " ".join(
+        [launcher(script, args.ranks), *map(shlex.quote, [str(script), *args.arguments])]
+    )
+    with tempfile.TemporaryDirectory() as folder:  # where no snapshot of the reader's is in use
+        recording, log = record(command, script, Path(folder))
+    if not recording["attempts"]:
+        sys.exit(f"watch: {script.name} has run no line of its own:\n{log}")
+    recording["code"] = highlight_lines(script.read_text().splitlines(), "python")
+    data = json.dumps({script.name: recording}).replace("</", r"<\/")
+    page = PAGE.format(
+        title=escape(script.name),
+        end=END[recording["end"]],
+        style=(ASSETS / "watch.css").read_text(),
+        script=(ASSETS / "watch.js").read_text(),
+        data=data,
+    )
+    output.write_text(page)
+    print(f"{END[recording['end']]} Watch it: {output}")
+
+
+if __name__ == "__main__":
+    main()
