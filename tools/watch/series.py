@@ -28,7 +28,7 @@ RUNS = {
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --max-restarts=1"
         " --nproc_per_node=2 {script} 2 1 --global_batch_size 8",
         16,
-        "1 2 9",
+        "1 1 9",
     ),
     "by_hand/ddp.py": (TWO + "{script} 1 1 --batch_size 4", 16, ""),
     "by_hand/zero.py": (TWO + "{script} 1 1 --batch_size 4", 16, ""),
