@@ -124,6 +124,7 @@ def test_targets_of_a_chat(tmp_path):
     assert tokenizer.decode(targets[targets != finetune_chat.IGNORED]) == "2 2"
 
 
+@pytest.mark.long
 def test_finetuned_chats(shell):
     """Three ranks, with other numbers of tokens in their answers, end as one; a part is frozen."""
     make_model(shell.folder / "model", "Llama", torch.float32)

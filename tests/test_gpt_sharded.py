@@ -91,7 +91,14 @@ def reference(name):
     return "moe.py" if name in ("moe.py", "expert_parallel.py") else "pretrain.py"
 
 
-SLOWEST = ["accumulate.py", "three_d.py", "moe.py", "expert_parallel.py", "pipeline_parallel.py"]
+SLOWEST = [
+    "context_parallel.py",
+    "accumulate.py",
+    "three_d.py",
+    "moe.py",
+    "expert_parallel.py",
+    "pipeline_parallel.py",
+]
 OTHERS = [name for name in LAYOUTS if name not in SLOWEST]
 
 

@@ -19,7 +19,8 @@ NAMES.remove("recipes/regroup.py")  # its page: for gloo
 TOKENS = ["gpt/tokens.py", "gpt/llama.py"]
 FINETUNE = ["gpt/finetune.py", "gpt/finetune_chat.py"]
 OTHERS = [name for name in NAMES if name not in (*SCRIPTS, "gpt/fsdp.py", "recipes/images.py")]
-PRETENDED = [*SCRIPTS, "gpt/fsdp.py", *long(*OTHERS)]
+FIRST = [name for name in SCRIPTS if name != "multigpu.py"]
+PRETENDED = [*FIRST, "gpt/fsdp.py", *long("multigpu.py", *OTHERS)]
 OPTIONS = {
     **GPT_OPTIONS,
     "gpt/accumulate.py": "--micro_batch_size 2",

@@ -23,6 +23,7 @@ def write(shell, name, source):
     return path
 
 
+@pytest.mark.long
 def test_killed_is_uninterrupted(shell):
     """Also with another number of data workers; and it has learned the digits."""
     script = patch(shell.folder, SCRIPT, FORK + KILL)

@@ -136,6 +136,7 @@ def test_resumed_with_data_workers_and_dropout(shell, script, ranks):
     assert all(torch.equal(resumed[name], straight[name]) for name in straight)
 
 
+@pytest.mark.long
 def test_workers_of_ranks_draw_different_numbers(shell):
     setup = """
 class Dataset(script.ToyDataset):

@@ -29,9 +29,8 @@ def assert_trained(shell, epochs):
     assert_equal(shell.folder / "uninterrupted", shell.folder / "snapshot.pt")
 
 
-@pytest.mark.parametrize(
-    "cause", ["frozen", pytest.param("waits for data", marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("cause", ["frozen", "waits for data"])
 def test_late_rank_is_named(shell, cause):
     """All that are not frozen print their stacks and end. Rank 0 is late: the store is torchrun's.
 
