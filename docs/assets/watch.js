@@ -15,6 +15,7 @@ for (const player of document.querySelectorAll(".watch")) {
   const forward = button("▶", "One step forward");
   const jump = button("Next collective");
   const slider = element("input", { type: "range", min: 0, value: 0, ariaLabel: "Position" });
+  const position = element("output", {});
   const says = element("p", { className: "says", role: "status" });
   const code = element("code", { tabIndex: 0 });
   const ranksAt = element("ul");
@@ -23,10 +24,10 @@ for (const player of document.querySelectorAll(".watch")) {
   let [recording, ticks, rows, timer] = [null, [], [], null];
 
   // In a tick each rank begins its next line, unless it is in a collective that another rank has
-  // not reached: then it waits. The last tick is where no rank can go on.
+  // not reached: then it waits. Where none can go on, a collective has failed, or the run hangs.
   function order({ attempts, end }) {
     const result = [];
-    for (const ranks of attempts) {
+    for (const [attempt, ranks] of attempts.entries()) {
       const at = ranks.map(() => 0);
       for (;;) {
         const events = at.map((position, rank) => ranks[rank][position]);
@@ -34,11 +35,14 @@ for (const player of document.querySelectorAll(".watch")) {
         const inside = events.map((event) => event?.[1]);
         const meet = new Set(inside).size === 1 && inside[0] ? inside[0] : "";
         const waits = inside.map((collective) => Boolean(collective) && !meet);
-        result.push({ ranks, at: [...at], waits, meet, stuck: false });
-        const go = events.map((event, rank) => event && !waits[rank]);
+        const starts = attempt > 0 && at.every((position) => position === 0);
+        result.push({ ranks, at: [...at], waits, meet, starts: starts ? attempt : 0 });
+        const go = events.map((event, rank) => Boolean(event) && !waits[rank]);
         if (!go.includes(true)) {
-          result.at(-1).stuck = end === "hangs";
-          break;
+          const failed = at.map((position, rank) => position + 1 < ranks[rank].length);
+          result.at(-1).stuck = end === "hangs" && !failed.includes(true);
+          if (!failed.includes(true)) break;
+          failed.forEach((moves, rank) => (go[rank] = moves));
         }
         go.forEach((moves, rank) => (at[rank] += moves ? 1 : 0));
       }
@@ -64,21 +68,41 @@ for (const player of document.querySelectorAll(".watch")) {
   const chip = (rank, waits) =>
     element("span", { className: `chip rank-${rank % 4}${waits ? " waiting" : ""}`, textContent: rank });
 
-  function explain({ ranks, at, waits, meet, stuck }) {
+  const list = (ranks) => `Rank${ranks.length > 1 ? "s" : ""} ${ranks.join(", ")}`;
+  const ENDS = {
+    "": "The run has ended.",
+    fails: "The run was stopped, or has failed.",
+    limit: "The recording ends here.",
+  };
+
+  function explain(tick) {
+    const { ranks, at, waits, meet, stuck, starts } = tick;
+    if (starts) return `Attempt ${starts} starts.`;
     if (meet) return `All ranks are in a collective: ${meet}.`;
-    const waiting = at.flatMap((position, rank) =>
-      waits[rank] ? [`Rank ${rank} waits in line ${ranks[rank][position][0]}: ${ranks[rank][position][1]}.`] : [],
+    const groups = {}; // ranks that wait at the same place
+    at.forEach((position, rank) => {
+      if (!waits[rank]) return;
+      const [line, collective] = ranks[rank][position];
+      (groups[`in line ${line}: ${collective}.`] ??= []).push(rank);
+    });
+    const sentences = Object.entries(groups).map(
+      ([where, waiting]) => `${list(waiting)} wait${waiting.length > 1 ? "" : "s"} ${where}`,
     );
-    const ended = at.flatMap((position, rank) => (ranks[rank][position] ? [] : [`Rank ${rank} has ended.`]));
-    if (stuck) return [...waiting, ...ended, "They do not match: the run hangs here for ever."].join(" ");
-    return [...waiting, ...ended].join(" ") || "Each rank runs a line of its own.";
+    const ended = [...at.keys()].filter((rank) => !ranks[rank][at[rank]]);
+    if (ended.length) sentences.push(`${list(ended)} ${ended.length > 1 ? "have" : "has"} ended.`);
+    if (stuck) sentences.push("They do not match: each waits for a call that the other never makes.");
+    else if (tick === ticks.at(-1)) sentences.push(ENDS[recording.end] ?? "");
+    const numbers = new Set(at.map((position, rank) => ranks[rank][position]?.[0]));
+    const apart = numbers.size > 1 ? "Each rank runs a line of its own." : "";
+    const together = ranks.length > 1 ? "All ranks are" : "Rank 0 is";
+    return sentences.join(" ") || apart || `${together} at line ${[...numbers][0]}.`;
   }
 
   function show(number) {
-    const now = Math.max(0, Math.min(ticks.length - 1, number));
+    const now = Math.max(0, Math.min(ticks.length - 1, Number(number) || 0));
     const tick = ticks[now];
     slider.value = now;
-    slider.ariaValueText = `step ${now} of ${ticks.length - 1}`;
+    position.textContent = `${now} / ${ticks.length - 1}`;
     rows.forEach((row) => row.firstChild.replaceChildren());
     code.querySelectorAll(".now").forEach((row) => row.classList.remove("now"));
     const places = tick.at.map((position, rank) => {
@@ -131,14 +155,14 @@ for (const player of document.querySelectorAll(".watch")) {
     recording = recordings[choice.value];
     ticks = order(recording);
     slider.max = ticks.length - 1;
-    rows = recording.code.map((html) =>
-      element("span", { className: "line" }, element("span", { className: "chips" }), element("span", { innerHTML: `${html}\n` })),
+    rows = recording.code.map((html, n) =>
+      element("span", { className: "line" }, element("span", { className: "chips" }), element("span", { className: "number", textContent: n + 1 }), element("span", { innerHTML: `${html}\n` })),
     );
     code.replaceChildren(...rows);
     show(number);
   }
 
-  const controls = element("div", { className: "controls" }, choice, back, play, forward, jump, slider);
+  const controls = element("div", { className: "controls" }, choice, back, play, forward, jump, slider, position);
   const told = element("div", {}, says, ranksAt, log);
   player.append(controls, element("pre", { className: "highlight" }, code));
   player.append(element("div", { className: "panes" }, told, element("div", {}, table)));
@@ -146,18 +170,26 @@ for (const player of document.querySelectorAll(".watch")) {
   forward.addEventListener("click", () => step(1));
   play.addEventListener("click", () => (timer ? stop() : start()));
   jump.addEventListener("click", () => {
-    const next = ticks.findIndex((tick, number) => number > Number(slider.value) && tick.meet);
+    // Where all meet, or where one begins to wait.
+    const begins = (tick, before) => tick.waits.some((waits, rank) => waits && !before?.waits[rank]);
+    const next = ticks.findIndex(
+      (tick, n) => n > Number(slider.value) && (tick.meet || begins(tick, ticks[n - 1])),
+    );
     show(next < 0 ? ticks.length - 1 : next);
   });
   slider.addEventListener("input", () => show(Number(slider.value)));
-  choice.addEventListener("change", () => open(0));
-  player.addEventListener("keydown", (event) => {
+  choice.addEventListener("change", () => {
+    choice.blur();
+    open(0);
+  });
+  document.addEventListener("keydown", (event) => {
     const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (by && event.target !== slider && event.target !== choice) step(by);
+    if (by && !event.target.closest("input, select, textarea")) step(by);
   });
   const asked = new URLSearchParams(location.search);
   if (asked.get("watch") in recordings) choice.value = asked.get("watch");
   choice.hidden = Object.keys(recordings).length === 1;
   player.hidden = false;
-  open(Number(asked.get("step") ?? 0));
+  const first = recordings[choice.value].end === "hangs" ? Infinity : 0;
+  open(asked.get("step") ?? first);
 }

@@ -33,7 +33,6 @@ COLLECTIVES = [
     "barrier",
     "broadcast",
     "broadcast_object_list",
-    "destroy_process_group",
     "gather",
     "gather_object",
     "init_process_group",
@@ -50,7 +49,8 @@ steps = 0
 line = 0  # of the script, that runs now
 changed = {}  # since the last event
 known = {}
-parameter = None  # the model's last one: its first element stands for all
+model = None
+parameter = None  # its last one: its first element stands for all
 inside = False  # a collective: those that it calls are its own
 
 
@@ -74,9 +74,14 @@ def note(name, value):
         known[name] = changed[name] = str(value)
 
 
+def local(tensor):
+    """Returns this rank's part of a tensor."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
 def first(tensor):
     """Returns the first element of a tensor, or of this rank's part of one."""
-    tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    tensor = local(tensor)
     return tensor.detach().flatten()[0].item() if tensor.numel() else "none"
 
 
@@ -102,6 +107,9 @@ def note_values(frame):
     if isinstance(loss, torch.Tensor) and loss.numel() == 1:
         note("loss", first(loss))
     if parameter is not None:
+        tensors = [local(p) for p in model.parameters()]  # freed ones have no storage
+        here = sum(t.numel() for t in tensors if t.untyped_storage().size())
+        note("weights here", here)
         note("weight", first(parameter))
         if parameter.grad is not None:
             note("gradient", first(parameter.grad))
@@ -206,10 +214,10 @@ class Output:
 
 
 def find_parameter(module, inputs):
-    global parameter
+    global model, parameter
     trained = [p for p in module.parameters() if p.requires_grad]
-    if parameter is None and trained:
-        parameter = trained[-1]
+    if model is None and trained:
+        model, parameter = module, trained[-1]
 
 
 def count_step(*arguments):
