@@ -39,9 +39,16 @@ def name_of(path):
 
 
 def pairs(parts):
-    """Returns what is known of each two of the parts: proven, conflict or a reason against it."""
+    """Returns what is known of each two of the parts: proven, conflict or a reason against it.
+
+    A script of one's own stands for the file that it was copied from.
+    """
     known = json.loads(PAIRS.read_text())
-    return {pair: known.get(" + ".join(pair)) for pair in itertools.combinations(parts, 2)}
+    files = sorted((part if part in FILES else BASES[part] for part in parts), key=FILES.index)
+    chosen = itertools.combinations(files, 2)
+    return {
+        pair: known.get(" + ".join(pair)) for pair in chosen if pair[0] not in ancestors(pair[1])
+    }
 
 
 def read(file, name):
@@ -49,16 +56,16 @@ def read(file, name):
 
     There it gets another name, and no arguments beyond 50 10.
     """
-    text = (ROOT / file).read_text()
     try:
-        tree = ast.parse(text)
-    except SyntaxError as error:
-        fail(f"{file}, line {error.lineno}: {error.msg}")
+        text = (ROOT / file).read_text()
+        tree = ast.parse(text, file)
+    except (SyntaxError, ValueError) as error:  # or no text
+        fail(f"cannot read {file}: {error}")
     end = tree.body[0].end_lineno if ast.get_docstring(tree) else 0
     names = [file] if file in FILES else [file, Path(file).name, BASES[file]]
     command = re.compile(rf"(?<=\s)({'|'.join(map(re.escape, names))}) 50 10(.*)")
-    lines = text.splitlines()
-    doc = [(command.sub(f"{name} 50 10", line), file) for line in lines[:end]]
+    lines = text.removesuffix("\n").split("\n")  # splitlines would split at a form feed, too
+    doc = [(command.sub(lambda _: f"{name} 50 10", line), file) for line in lines[:end]]
     found = [match[2].strip() for match in map(command.search, lines[:end]) if match]
     arguments = [(f"        {text}", file) for text in found if text]
     return doc, [(line, file) for line in lines[end:]], arguments
@@ -130,9 +137,15 @@ def judge(parts, output):
     from tools.judge import checks  # imports torch, for which a mistake need not wait
 
     judged = [stages.STAGES[part.removesuffix(".py")] for part in parts]
-    stages.STAGES["composed"] = judged[0]._replace(
+    lead = max(judged, key=lambda stage: stage.processes)
+    checks_of_all = lead.checks.split()
+    if lead.reference:  # of the second series, whose files differ in what can be seen from outside
+        checks_of_all = [c for c in checks_of_all if all(c in s.checks.split() for s in judged)]
+    stages.STAGES["composed"] = lead._replace(
+        checks=" ".join(checks_of_all),
         options=" ".join(stage.options for stage in judged),
         max_diff=max(stage.max_diff for stage in judged),
+        reference=max((stage.reference for stage in judged), key="gpt/pretrain.py".__ne__),
     )
     with tempfile.TemporaryDirectory() as folder:
         return len(checks.judge("composed", output, checks.toy_task, Path(folder)))
@@ -190,7 +203,7 @@ def main():
     except SyntaxError as error:
         sys.exit(f"{args.output}, line {error.lineno}: {error.msg}: there the parts do not fit")
     print(f"{args.output}: {text.count(chr(10))} lines, of {', '.join(parts)}")
-    for (part, other), known in pairs([part for part in parts if part in FILES]).items():
+    for (part, other), known in pairs(parts).items():
         print(f"  {known or 'not tried'}: {part} + {other}")
     if args.check and judge(parts, args.output):
         sys.exit(1)

@@ -9,7 +9,7 @@ import re
 def diff(old, new):
     """Yields a sign and an index: + for a line of `new`, - or a blank for one of `old`.
 
-    As in docs/assets/diff.js, those with a blank are a longest common subsequence.
+    As in docs/assets/lcs.js, those with a blank are a longest common subsequence.
     """
     common = [[0] * (len(new) + 1) for _ in range(len(old) + 1)]  # lines, from i and from j on
     for i in reversed(range(len(old))):
