@@ -136,6 +136,45 @@ def test_forgotten_set_epoch(tmp_path):
     assert len(samples) == 8 and samples[:2] == samples[2:4] and samples[4:6] == samples[6:]
 
 
+# A reader's: all at its top, a model and a loop of its own, which evaluates in between.
+OWN = """import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1))
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range({steps}):
+    loss = model(torch.randn(4, 3)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    with torch.no_grad():
+        model(torch.randn(4, 3))
+{end}
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "steps, end, printed",
+    [
+        (3, "dist.destroy_process_group()", "The run has ended. "),
+        (10**6, "", "The first 20 steps, or 2,000 lines. "),
+        (3, "1 / 0", "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_script_of_ones_own(tmp_path, steps, end, printed):
+    script = tmp_path / "own.py"
+    script.write_text(OWN.format(steps=steps, end=end))
+    assert printed in watch(tmp_path, script)
+    page = (tmp_path / "page.html").read_text()
+    recording = json.loads(re.search('json">(.*?)</script>', page)[1])["own.py"]
+    for events in recording["attempts"][0]:
+        collectives = [name for _, name, _ in events if name]
+        assert collectives.count("DDP: agree on buckets") == 1
+        assert collectives.count("DDP: all-reduce 4 gradients") == min(steps, 20)
+        assert {line for line, *_ in events} >= {3, *range(6, 13)} and events[0][0] == 3
+
+
 @needs_browser
 def test_player(site):  # noqa: F811  the fixture
     """Each recording plays to its end; a mean of gradients is that of the ranks' own."""

@@ -85,7 +85,7 @@ class Run:
                 number = int(re.search(r"line (\d+)", frame)[1])
                 code = linecache.getline(str(self.file), number).strip()
                 waiting.append(f"\nRank {rank} waits in line {number}: {code}")
-        watch = f"\nWatch each rank: python -m tools.watch {self.file.name}\n"
+        watch = f"\nWatch each rank: python -m tools.watch {os.path.relpath(self.file)}\n"
         return "".join(sorted(waiting)) + watch
 
     def require(self, ok, message):

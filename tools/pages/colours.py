@@ -2,8 +2,9 @@
 
 mkdocs.yml names `format_diff`, for a ```diff fence, and this module, a Markdown extension: it tells
 each fence that cog fills its file and unit, appends the whole files to the page, and puts the
-script's name below the page's title in the sidebar. Into docs/diff.md it puts all files. It also
-marks what docs/assets/series.css needs to wrap code well on a phone.
+script's name below the page's title in the sidebar. Into docs/diff.md, docs/compose.md and
+docs/watch.md it puts what their JavaScript needs. It also marks what docs/assets/series.css needs
+to wrap code well on a phone.
 """
 
 import ast

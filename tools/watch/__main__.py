@@ -5,6 +5,7 @@ python -m tools.watch my_multigpu.py 2 1 --batch_size 4
 
 import argparse
 import json
+import os
 import shlex
 import sys
 import tempfile
@@ -13,7 +14,6 @@ from html import escape
 from pathlib import Path
 
 from tools.launch.jobs import Shell, TimeLimit
-from tools.pages.colours import highlight_lines
 from tools.steps import ROOT
 
 SILENCE_S = 20  # after which a run hangs
@@ -37,7 +37,7 @@ PAGE = """<!doctype html>
 def launcher(script, ranks):
     """Returns what starts a script: torchrun, unless it starts its ranks itself or is alone."""
     text = script.read_text()
-    if "LOCAL_RANK" not in text or "spawn(" in text:
+    if "spawn(" in text or not ("LOCAL_RANK" in text or "init_process_group" in text):
         return "python"
     return f"torchrun --standalone --nproc_per_node={ranks}"
 
@@ -64,26 +64,30 @@ def record(command, script, folder, **more):
         "CUDA_VISIBLE_DEVICES": "",
         "WATCH_FOLDER": str(events),
         "WATCH_FILE": str(script),
-        "PYTHONPATH": str(RECORDER),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(RECORDER), os.environ.get("PYTHONPATH")])),
     }
     job = shell.start(command, **variables)
-    silence, size, end = TimeLimit(SILENCE_S), None, ""
+    try:
+        end = watch(job, events)
+    finally:  # at Ctrl-C, too
+        shell.end_all()
+    return {"attempts": events_of(events), "end": end}, job.output
+
+
+def watch(job, events):
+    """Waits until a run ends, hangs or has written all that is recorded; returns which."""
+    silence, size = TimeLimit(SILENCE_S), None
     while job.status() is None:
         time.sleep(0.05)
-        written = [job.log, *events.glob("*.jsonl")]
-        before, size = size, sum(path.stat().st_size for path in written)
+        ranks = [*events.glob("*.jsonl")]
+        before, size = size, sum(path.stat().st_size for path in [job.log, *ranks])
         if size != before:
             silence.restart()
-        if len([*events.glob("*.full")]) == len([*events.glob("*.jsonl")]) > 0:
-            end = "limit"
-            break
+        if len([*events.glob("*.full")]) == len(ranks) > 0:
+            return "limit"
         if silence.passed():
-            end = "hangs"
-            break
-    shell.end_all()
-    if end == "" and job.status():
-        end = "fails"
-    return {"attempts": events_of(events), "end": end}, job.output
+            return "hangs"
+    return "fails" if job.status() else ""
 
 
 def main():
@@ -104,7 +108,7 @@ def main():
         recording, log = record(command, script, Path(folder))
     if not recording["attempts"]:
         sys.exit(f"watch: {script.name} has run no line of its own:\n{log}")
-    recording["code"] = highlight_lines(script.read_text().splitlines(), "python")
+    recording["code"] = [escape(line) for line in script.read_text().split("\n")]
     data = json.dumps({script.name: recording}).replace("</", r"<\/")
     page = PAGE.format(
         title=escape(script.name),
@@ -113,7 +117,12 @@ def main():
         script=(ASSETS / "watch.js").read_text(),
         data=data,
     )
-    output.write_text(page)
+    try:
+        output.write_text(page)
+    except OSError as error:
+        sys.exit(f"watch: cannot write {output}: {error.strerror}")
+    if recording["end"] == "fails":
+        print(*log.splitlines()[-20:], sep="\n")
     print(f"{END[recording['end']]} Watch it: {output}")
 
 

@@ -5,6 +5,7 @@ WATCH_FILE that begins, and for each collective: the number of the line, the col
 the values that have changed. What is computed stays the same, bit for bit.
 """
 
+import ast
 import contextlib
 import functools
 import inspect
@@ -56,9 +57,11 @@ inside = False  # a collective: those that it calls are its own
 
 def write(collective=None):
     global file, events
+    if not line:  # the script has not begun
+        return
     if file is None:
         file = open(f"{os.environ['WATCH_FOLDER']}/{os.getpid()}.jsonl", "a")  # noqa: SIM115
-    if line and get_worker_info() is None and steps < MAX_STEPS and events < MAX_EVENTS:
+    if get_worker_info() is None and steps < MAX_STEPS and events < MAX_EVENTS:
         file.write(json.dumps([line, collective, changed]) + "\n")
         file.flush()  # so that it is there if this process hangs or is killed
         events += 1
@@ -115,15 +118,31 @@ def note_values(frame):
             note("gradient", first(parameter.grad))
 
 
+def top_lines():
+    """Returns the lines at the top of the script, if its loop is there; definitions are none."""
+    with open(script) as source:
+        nodes = ast.parse(source.read()).body
+    definitions = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
+    nodes = [node for node in nodes if not isinstance(node, definitions)]
+    if not any(isinstance(part, ast.For | ast.While) for n in nodes for part in ast.walk(n)):
+        return set()
+    return {number for n in nodes for number in range(n.lineno, n.end_lineno + 1)}
+
+
+TOP_LINES = top_lines()
+
+
 def trace(frame, event, argument):
     code = frame.f_code
+    if code.co_filename != script or code.co_name in LEFT_OUT:
+        return None
     is_function = code.co_flags & inspect.CO_OPTIMIZED and not code.co_name.startswith("<")
-    if code.co_filename != script or not is_function or code.co_name in LEFT_OUT:
+    if not is_function and not (code.co_name == "<module>" and TOP_LINES):
         return None
 
     def trace_line(frame, event, argument):
         global line
-        if event == "line":
+        if event == "line" and (is_function or frame.f_lineno in TOP_LINES):
             with contextlib.suppress(Exception):  # what has no value now, or is another thing
                 note_values(frame)
             line = frame.f_lineno
@@ -193,7 +212,7 @@ class RecordedDDP(DistributedDataParallel):
         if torch.is_grad_enabled():
             self.parameters_left = {p for p in self.module.parameters() if p.requires_grad}
             self.forwards += 1
-        if self.forwards == 2:
+        if self.forwards == 2 and torch.is_grad_enabled():
             return recorded("DDP: agree on buckets", super()._pre_forward)(*arguments, **options)
         return super()._pre_forward(*arguments, **options)
 
