@@ -12,6 +12,6 @@ source .venv/bin/activate  # or what your cluster uses, such as: module load pyt
 export OMP_NUM_THREADS=1  # the value that torchrun would set, with a warning
 export TORCH_CPP_LOG_LEVEL=ERROR TORCH_LOGS=-torch.distributed.elastic.rendezvous  # less noise
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=100  # seconds to save in, after a signal
-timeout "$time" torchrun --nnodes="$nodes" --nproc_per_node=gpu --rdzv_id="$job" \
+timeout --foreground "$time" torchrun --nnodes="$nodes" --nproc_per_node=gpu --rdzv_id="$job" \
   --rdzv_backend=c10d --rdzv_endpoint="$head_node:$((20000 + job % 10000))" "$@" ||
   (($? == 124))  # the time was up: no failure, at which mpirun would kill who still saves

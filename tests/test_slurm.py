@@ -382,7 +382,10 @@ def test_submitted_code(cluster, shell):
         job=$({submit})
         {edit}
         scontrol release $job
-        until grep -qs "^2 [1-9]" trained.log; do sleep 0.1; done
+        until grep -qs "^2 [1-9]" trained.log; do
+          if left=$(squeue -h) && [ -z "$left" ]; then exit 1; fi
+          sleep 0.1
+        done
         {edit.replace(">", ">>")}
         {TIME_LIMIT}
         """,
