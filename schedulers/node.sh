@@ -14,4 +14,4 @@ export TORCH_CPP_LOG_LEVEL=ERROR TORCH_LOGS=-torch.distributed.elastic.rendezvou
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=100  # seconds to save in, after a signal
 timeout --foreground "$time" torchrun --nnodes="$nodes" --nproc_per_node=gpu --rdzv_id="$job" \
   --rdzv_backend=c10d --rdzv_endpoint="$head_node:$((20000 + job % 10000))" "$@" ||
-  (($? == 124))  # the time was up: no failure, at which mpirun would kill who still saves
+  (($? == 124))  # the time was up; after a failure, mpirun would kill nodes that still save
