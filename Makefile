@@ -6,7 +6,7 @@ export OMP_NUM_THREADS ?= 1
 # What cog fills, and what it needs for that.
 COG := -I . -p "from tools.pages.fences import fence; from tools.judge.faults import write_page" docs/*.md docs/*/*.md
 
-SHELL_FILES := $(wildcard slurm/*.sbatch slurm/*.sh .ci/*)
+SHELL_FILES := $(filter-out slurm/site.sh,$(wildcard slurm/*.sbatch slurm/*.sh schedulers/*.sh .ci/*))
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*##/make \1 \t/p' Makefile

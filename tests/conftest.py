@@ -19,8 +19,9 @@ def shell(tmp_path):
 @pytest.fixture
 def cluster(shell):
     """Starts a pocket cluster in a folder like this repository's, to run a Bash script there."""
-    for path in [*ROOT.glob("*.py"), ROOT / "slurm"]:
-        (shell.folder / path.name).symlink_to(path)
+    (shell.folder / "slurm").mkdir()
+    for path in {*ROOT.glob("*.py"), *ROOT.glob("slurm/*")} - {ROOT / "slurm" / "site.sh"}:
+        (shell.folder / path.relative_to(ROOT)).symlink_to(path)
     (shell.folder / ".venv").symlink_to(sys.prefix)
 
     def start(script, options="", prefix=""):

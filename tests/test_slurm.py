@@ -19,10 +19,11 @@ from helpers import (
     pause,
     run,
     snippet,
+    weights_and_momentum,
 )
 from torch.distributed.launcher.api import LaunchConfig
 
-from tools.launch.snapshots import logged_positions
+from tools.launch.snapshots import logged_positions, max_abs_diff
 from tools.steps import ROOT
 
 pytestmark = needs_slurm
@@ -331,6 +332,70 @@ def test_time_to_save(name, monkeypatch):
     assert default < LaunchConfig(1, 1, 1).shutdown_timeout < int(before_limit)
 
 
+def replace_environment(folder, **programs):
+    """Makes an environment with these programs alone: their names and texts."""
+    (folder / ".venv").unlink()
+    environment = folder / ".venv" / "bin"
+    environment.mkdir(parents=True)
+    (environment / "activate").write_text('PATH="$PWD/.venv/bin:$PATH"')
+    for name, text in programs.items():
+        (environment / name).write_text(text)
+        (environment / name).chmod(0o755)
+
+
+@pytest.mark.long
+def test_site_lines(cluster, shell):
+    """docs/job_files.md: each job file sources slurm/site.sh in place of activating .venv."""
+    program = '#!/bin/bash\necho "$0 with $NCCL_SOCKET_IFNAME"\n'
+    replace_environment(shell.folder, torchrun=program, python=program)
+    (shell.folder / "slurm" / "site.sh").write_text(snippet("job_files.md", "module load"))
+    submit = "sbatch --nodes=1 --gpus-per-node=1 --output=%x.out"
+    job = cluster(
+        f"""
+        module() {{ echo "module $*"; }}
+        export -f module
+        for file in slurm/*.sbatch; do {submit} $file; done
+        """,
+        "-n 1 -g 7",
+    )
+    assert job.wait() == 0, job.output
+    logs = [path.read_text() for path in shell.folder.glob("*.out")]
+    assert len(logs) == 7
+    for text in logs:
+        assert re.search(r"^module load .*\n(.*\n)*.* with ib0$", text, re.M), text
+
+
+@pytest.mark.nightly
+@pytest.mark.long
+def test_submitted_code(cluster, shell):
+    """docs/first_job.md: the code of a commit, though edited before a start and a requeue."""
+    patch(shell.folder, "preemptible.py", PAUSE)
+    copy, submit = snippet("first_job.md", "git archive", "sh").split("\n", 1)
+    options = "--parsable --hold --nodes=1 --gpus-per-node=2"
+    submit = re.sub(r"^sbatch .*(?= slurm/)", f"sbatch {options}", submit).replace(" 50 10", " 4 2")
+    edit = "echo 'raise SystemExit(\"edited\")' > preemptible.py"
+    job = cluster(
+        f"""
+        git init --quiet && git add --force preemptible.py
+        git -c user.name=a -c user.email=a@b commit --quiet --message=submitted
+        {copy}
+        job=$({submit})
+        {edit}
+        scontrol release $job
+        until grep -qs "^2 [1-9]" trained.log; do
+          if left=$(squeue -h) && [ -z "$left" ]; then exit 1; fi
+          sleep 0.1
+        done
+        {edit.replace(">", ">>")}
+        {TIME_LIMIT}
+        """,
+        "-n 1",
+    )
+    assert job.wait() == 0, job.output
+    assert log(shell.folder, "preemptible").count("epochs done") == 2
+    assert_trained(shell.folder / "first_code.pt", 4, 64)
+
+
 # In torchrun's place: a life that its time limit ends, but the twelfth. It may save, or not.
 LIFE = """#!/bin/bash
 trap 'exit 1' TERM
@@ -356,12 +421,7 @@ sleep 1000 & wait
 )
 def test_requeued_while_it_makes_progress(cluster, shell, name, save, lives):
     """Twelve slices of a long training end by themselves; without progress, two; of none, ten."""
-    (shell.folder / ".venv").unlink()
-    programs = shell.folder / ".venv" / "bin"
-    programs.mkdir(parents=True)
-    (programs / "activate").write_text('PATH="$PWD/.venv/bin:$PATH"')
-    (programs / "torchrun").write_text(LIFE.replace("SAVE", save))
-    (programs / "torchrun").chmod(0o755)
+    replace_environment(shell.folder, torchrun=LIFE.replace("SAVE", save))
     options = f"--nodes=1 --gpus-per-node=1 slurm/{name}.sbatch"
     job = cluster(f"sbatch {options} gpt/gpt.py --snapshot_path run.pt 4 2")
     assert job.wait() == (lives != 12)
@@ -531,15 +591,15 @@ def test_lines_for_job_files(ranks, shell):
     What stands for Apptainer runs torchrun outside of any container.
     """
     job_file = (ROOT / "slurm" / "multinode.sbatch").read_text()
-    before, after = re.split(r"^srun --label .* torchrun \\\n", job_file, flags=re.M)
     record = snippet("job_files.md", "git log")
-    command = snippet("job_files.md", "apptainer exec")
-    (shell.folder / "container.sbatch").write_text(before + record + command + after)
+    job_file = job_file.replace("srun --label", f"{record}srun --label")
+    (shell.folder / "container.sbatch").write_text(job_file)
+    (shell.folder / "slurm" / "site.sh").write_text(snippet("job_files.md", "apptainer exec"))
     apptainer = shell.folder / "bin" / "apptainer"
     apptainer.parent.mkdir()
     apptainer.write_text(
         '#!/bin/bash\n[ "${*:1:5}" = "exec --nv --bind /scratch multinode.sif" ] || exit 2\n'
-        'exec "${@:6}"\n'
+        'echo "in the container: $6"; exec "${@:6}"\n'
     )
     apptainer.chmod(0o755)
     job = ranks(
@@ -549,8 +609,10 @@ def test_lines_for_job_files(ranks, shell):
         cat >tasks.py <<< 'import os; print("rank", os.environ["RANK"])'
         mkdir logs
         sed 's|--label|--output=logs/%x-%j-%t.out|' slurm/multinode_srun.sbatch >tasks.sbatch
-        sbatch --nodes=1 --gpus-per-node=2 tasks.sbatch tasks.py
         sbatch --nodes=1 --gpus-per-node=2 container.sbatch
+        {ALL_DONE}
+        rm slurm/site.sh
+        sbatch --nodes=1 --gpus-per-node=2 tasks.sbatch tasks.py
         sbatch --nodes=1 --output=missing/%j.out --wrap hostname
         {ALL_DONE}
         scontrol show job
@@ -561,6 +623,7 @@ def test_lines_for_job_files(ranks, shell):
     output = log(shell.folder, "multinode")
     assert "torch 2." in output and "NCCL_DEBUG=INFO\n" in output and "PET_TEE=3\n" in output
     assert "secret" not in output
+    assert "0: in the container: torchrun\n" in output
     for rank in range(2):
         assert f"[default{rank}]:rank {rank} of 2" in output, output
         (path,) = shell.folder.glob(f"logs/*/attempt_0/{rank}/stdout.log")
@@ -568,3 +631,41 @@ def test_lines_for_job_files(ranks, shell):
         (path,) = shell.folder.glob(f"logs/multinode_srun-*-{rank}.out")
         assert path.read_text() == f"rank {rank}\n"
     assert "Reason=JobLaunchFailure" in job.output and "ExitCode=0:53" in job.output, job.output
+
+
+@pytest.mark.nightly
+@pytest.mark.long
+@pytest.mark.skipif(
+    not shutil.which("mpirun"), reason="get it with: sudo apt-get install openmpi-bin"
+)
+def test_mpirun(cluster, shell):
+    """docs/other_schedulers.md: mpirun's 2 x 2 ranks train as those of two torchruns by hand.
+
+    `on` stands for ssh, by which mpirun sends one string as a command.
+    """
+    shutil.copytree(ROOT / "schedulers", shell.folder / "schedulers")
+    node = shell.folder / "schedulers" / "node.sh"
+    node.write_text(node.read_text().replace("=gpu", "=2"))
+    agent = shell.folder / "agent"
+    agent.write_text('#!/bin/sh\nnode=$1; shift; exec on "$node" sh -c "$*"\n')
+    agent.chmod(0o755)
+    torchrun = "torchrun --nnodes=2 --nproc_per_node=2 --rdzv_backend=c10d"
+    torchrun += " --rdzv_endpoint=node1:29400 preemptible.py 4 2 --snapshot_path by_hand.pt"
+    job = cluster(
+        f"""
+        export OMPI_MCA_plm_rsh_agent=$PWD/agent
+        export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+        schedulers/mpirun.sh node1,node2 preemptible.py 4 2 --snapshot_path mpirun.pt
+        . .venv/bin/activate
+        on node1 {torchrun} &
+        on node2 {torchrun}
+        wait $!
+        """
+    )
+    assert job.wait() == 0, job.output
+    for node in (1, 2):
+        assert len(re.findall(rf">:rank . of 4 starts on node{node} ", job.output)) == 2, job.output
+    assert_trained(shell.folder / "by_hand.pt", 4, 128)
+    weights, _ = weights_and_momentum(shell.folder / "by_hand.pt")
+    result, _ = weights_and_momentum(shell.folder / "mpirun.pt")
+    assert max_abs_diff(result, weights) < 1e-6

@@ -1,0 +1,17 @@
+#!/bin/bash
+# Grid Engine. Submit it from the top folder of this repository: qsub schedulers/sge.sh
+# Your site names the parallel environment (it needs one slot a node, and control_slaves) and GPUs.
+#$ -N preemptible
+#$ -pe mpi 2
+#$ -l gpu=4
+#$ -l h_rt=01:00:00
+#$ -cwd
+#$ -j y
+#$ -r y
+
+read -r head_node _ < "$PE_HOSTFILE"
+while read -r node _; do
+  qrsh -inherit "$node" "$PWD/schedulers/node.sh" 55m "$NHOSTS" "$head_node" "$JOB_ID" \
+    preemptible.py 50 10 < /dev/null &
+done < "$PE_HOSTFILE"
+wait
