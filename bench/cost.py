@@ -2,7 +2,7 @@
 
 Trains a small GPT in several placements on pocket clusters, whose links it limits, and on one to
 four ranks of this machine. Fits the formula of bench/scaling.py to two placements, and predicts the
-others. Prints tables; draws, and keeps the figures, in runs/cost/.
+others. Prints tables, and keeps traces in runs/cost/.
 """
 
 import argparse
@@ -15,7 +15,6 @@ from tqdm import tqdm
 from bench.launch import output_of, run
 from bench.measure import bus_bandwidth
 from bench.scaling import all_reduce, step
-from tools.pages.charts import draw
 from tools.steps import ROOT
 
 OUT = ROOT / "runs" / "cost"
@@ -82,11 +81,6 @@ def median_all_reduce(runs, size):
     return statistics.median(figures["all_reduce"][size] for figures in runs)
 
 
-def median_bandwidth(runs, size):
-    """Returns the bus bandwidth between 4 ranks, in Mbit/s."""
-    return bus_bandwidth(int(size), median_all_reduce(runs, size), 4) * 8 / 1e6
-
-
 def fit(placements):
     """Returns a function that predicts the step of a placement, fitted to two of them."""
     near, far = (placements[place] for place in FITTED)
@@ -112,11 +106,16 @@ def fit(placements):
 
 
 def print_network(placements):
-    print("\nAll-reduce between 4 ranks       1 KiB, latency     1 MiB, bus bandwidth")
+    sizes = placements[FITTED[0]][0]["all_reduce"]
+    print("\nBus bandwidth between 4 ranks, Mbit/s (ms of an all-reduce), by its bytes")
+    print(" " * 20 + "".join(f"{int(size):>18,}" for size in sizes))
     for place, runs in placements.items():
-        latency_ms = 1e3 * median_all_reduce(runs, SMALLEST)
-        bandwidth = median_bandwidth(runs, LARGEST)
-        print(f"{name(place):<32}{latency_ms:>12.1f} ms{bandwidth:>17,.0f} Mbit/s")
+        line = f"{name(place):<20}"
+        for size in sizes:
+            seconds = median_all_reduce(runs, size)
+            bandwidth = bus_bandwidth(int(size), seconds, 4) * 8 / 1e6
+            line += f"{bandwidth:,.1f} ({seconds * 1e3:.1f})".rjust(18)
+        print(line)
 
 
 def name(place):
@@ -161,27 +160,6 @@ def print_phases(columns):
         print(f"{phase:<24}{cells}")
 
 
-def draw_network(placements):
-    bandwidths = {
-        name(place): [(int(size), median_bandwidth(runs, size)) for size in runs[0]["all_reduce"]]
-        for place, runs in placements.items()
-        if place[0] in (1, 4)
-    }
-    draw("cost_network", bandwidths, OUT)
-
-
-def draw_placements(placements, predict):
-    steps = {
-        f"{nodes} x {ranks}": [
-            median_step(placements[nodes, ranks, link if nodes > 1 else "no limit"])
-            for link in LINKS
-        ]
-        for nodes, ranks in PLACEMENTS
-    }
-    formula = [predict(link) for link in LINKS]
-    draw("cost_placement", {"links": list(LINKS), "steps": steps, "formula": formula}, OUT)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3, help="of the placements")
@@ -201,11 +179,9 @@ def main():
         print_network(placements)
         predict = fit(placements)
         print_placements(placements, predict)
-        draw_network(placements)
-        draw_placements(placements, predict)
     else:
         print(f"\nWithout a cluster, only this machine is measured. {problem.strip()}")
-    print(f"\nFigures and traces are in {OUT.relative_to(ROOT)}/")
+    print(f"\nTraces are in {OUT.relative_to(ROOT)}/")
 
 
 if __name__ == "__main__":

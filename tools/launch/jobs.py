@@ -1,7 +1,6 @@
 """Starts training scripts and waits for them: as a command, or as ranks that are forked.
 
-The tests, the judge of `make check`, `make run`, the pages' pictures and bench/ start ranks by this
-alone.
+The tests, the judge of `make check`, `make run` and bench/ start ranks by this alone.
 """
 
 import contextlib
