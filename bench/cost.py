@@ -2,22 +2,21 @@
 
 Trains a small GPT in several placements on pocket clusters, whose links it limits, and on one to
 four ranks of this machine. Fits the formula of bench/scaling.py to two placements, and predicts the
-others. Prints tables, and keeps traces in runs/cost/.
+others. Prints tables.
 """
 
 import argparse
 import json
 import os
 import statistics
+import tempfile
 
 from tqdm import tqdm
 
 from bench.launch import output_of, run
 from bench.measure import bus_bandwidth
 from bench.scaling import all_reduce, step
-from tools.steps import ROOT
 
-OUT = ROOT / "runs" / "cost"
 LINKS = {"no limit": None, "100 Mbit/s": 100e6 / 8, "20 Mbit/s": 20e6 / 8}  # bytes per second
 PLACEMENTS = [(1, 4), (2, 2), (4, 1)]  # nodes, ranks per node
 FITTED = [(1, 4, "no limit"), (4, 1, "100 Mbit/s")]
@@ -29,10 +28,9 @@ SCALING_HEADS = [2, 4]
 
 def measure(torchrun, arguments):
     """Returns the figures of bench/measure.py, run by `torchrun`."""
-    figures = OUT / "figures.json"
-    figures.unlink(missing_ok=True)
-    output_of(f"{torchrun} -m bench.measure --json {figures.relative_to(ROOT)} {arguments}")
-    return json.loads(figures.read_text())
+    with tempfile.NamedTemporaryFile() as figures:
+        output_of(f"{torchrun} -m bench.measure --json {figures.name} {arguments}")
+        return json.load(figures)
 
 
 def on_cluster(nodes, ranks, link):
@@ -49,8 +47,6 @@ def measure_scaling():
     scaling = {}
     for ranks in tqdm(range(1, 5), desc="ranks", disable=None):
         arguments = f"--n_head {heads} --batch_size {BATCH_SIZE} {BATCH_SIZE // ranks}"
-        if ranks == 2:
-            arguments += " --trace runs/cost/trace.json"
         torchrun = f"torchrun --standalone --nproc_per_node={ranks}"
         scaling[ranks] = measure(torchrun, f"{arguments} --repetitions 5")
     return scaling
@@ -66,11 +62,6 @@ def measure_placements(rounds):
     for place in tqdm([*placements] * rounds, desc="placements", disable=None):
         placements[place].append(measure(on_cluster(*place), "--repetitions 3"))
     return placements
-
-
-def measure_slow_link():
-    arguments = f"--batch_size {BATCH_SIZE} --trace runs/cost/trace_slow_link.json"
-    return measure(on_cluster(2, 1, "100 Mbit/s"), arguments)
 
 
 def median_step(runs):
@@ -153,35 +144,23 @@ def print_scaling(scaling):
         print(line)
 
 
-def print_phases(columns):
-    print("\nA step of 2 ranks, in ms" + "".join(f"{title:>14}" for title in columns))
-    for phase in columns["this machine"]:
-        cells = "".join(f"{phases[phase]:>14.1f}" for phases in columns.values())
-        print(f"{phase:<24}{cells}")
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3, help="of the placements")
     args = parser.parse_args()
     if args.rounds < 1:
         parser.error("--rounds must be 1 or more")
-    OUT.mkdir(parents=True, exist_ok=True)
     scaling = measure_scaling()
-    phases = {"this machine": scaling[2]["phases"]}
     status, problem = run("slurm/pocket-cluster -n 1 -b 1gbit true")
     if status == 0:
         placements = measure_placements(args.rounds)
-        phases["100 Mbit/s"] = measure_slow_link()["phases"]
     print_scaling(scaling)
-    print_phases(phases)
     if status == 0:
         print_network(placements)
         predict = fit(placements)
         print_placements(placements, predict)
     else:
         print(f"\nWithout a cluster, only this machine is measured. {problem.strip()}")
-    print(f"\nTraces are in {OUT.relative_to(ROOT)}/")
 
 
 if __name__ == "__main__":

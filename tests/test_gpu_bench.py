@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from helpers import gpt_config
 
-from bench import gpu, measure, nanogpt_loop
+from bench import gpu, nanogpt_loop
 from gpt import pretrain
 from tools.steps import ROOT
 
@@ -86,8 +86,8 @@ def test_steps_are_those_of_pretrain(tmp_path, monkeypatch):
 
 @pytest.mark.long
 def test_measure(shell):
-    """On two ranks: it prints and keeps figures, and a trace."""
-    options = "--repetitions 1 --batch_size 2 --json figures.json --trace trace.json"
+    """On two ranks: it prints and keeps figures."""
+    options = "--repetitions 1 --batch_size 2 --json figures.json"
     torchrun = "torchrun --standalone --nproc_per_node=2 -m bench.measure"
     output = shell.run(f"{torchrun} {options}", PYTHONPATH=str(ROOT))
     figures = json.loads((shell.folder / "figures.json").read_text())
@@ -97,8 +97,7 @@ def test_measure(shell):
         p.numel() for p in pretrain.GPT(gpt_config(4, 2, 128, 64)).parameters()
     )
     assert "2 heads, 2 chunks per rank, 3.4 MB of gradients: " in output
-    assert set(figures["phases"]) == {*measure.PHASES, "all-reduce wait"}
-    assert (shell.folder / "trace.json").stat().st_size > 0
+    assert 0 <= training["wait"] < training["step"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
