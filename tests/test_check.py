@@ -13,8 +13,7 @@ from tools.judge.checks import Judge, explanation, judge, toy_task
 from tools.judge.faults import FAULTS, Fault
 from tools.judge.run import WrongError
 from tools.judge.stages import STAGES
-from tools.launch.jobs import TIMEOUT_S, TimeLimit
-from tools.launch.processes import environments
+from tools.launch.jobs import TIMEOUT_S, TimeLimit, environments
 from tools.steps import ROOT
 
 TASK = """
