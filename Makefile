@@ -42,8 +42,8 @@ cascade: .venv/dev  ## carry an uncommitted edit of FROM=singlegpu.py down the c
 chaos: .venv/run  ## inject faults into a training on three nodes: make chaos FAULTS=20 SEED=1
 	python -m tools.chain.chaos $(FAULTS) $(if $(SEED),--seed $(SEED)) $(if $(filter local,$(DISKS)),--local-disks)
 
-bench: .venv/bench  ## compare the speed with a bare loop, raw DDP, Accelerate and Fabric
-	python -m bench.epoch_time $(BENCH_ARGS)
+bench: .venv/bench  ## compare the speed of the stages with raw DDP, Accelerate and Fabric
+	torchrun --standalone --nproc_per_node=2 -m bench.epoch_time $(BENCH_ARGS)
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -2,23 +2,21 @@
 
 Trains a small GPT in several placements on pocket clusters, whose links it limits, and on one to
 four ranks of this machine. Fits the formula of bench/scaling.py to two placements, and predicts the
-others. Prints tables; draws, and keeps the figures, in runs/cost/.
+others. Prints tables.
 """
 
 import argparse
 import json
 import os
 import statistics
+import tempfile
 
 from tqdm import tqdm
 
 from bench.launch import output_of, run
 from bench.measure import bus_bandwidth
 from bench.scaling import all_reduce, step
-from tools.pages.charts import draw
-from tools.steps import ROOT
 
-OUT = ROOT / "runs" / "cost"
 LINKS = {"no limit": None, "100 Mbit/s": 100e6 / 8, "20 Mbit/s": 20e6 / 8}  # bytes per second
 PLACEMENTS = [(1, 4), (2, 2), (4, 1)]  # nodes, ranks per node
 FITTED = [(1, 4, "no limit"), (4, 1, "100 Mbit/s")]
@@ -30,10 +28,9 @@ SCALING_HEADS = [2, 4]
 
 def measure(torchrun, arguments):
     """Returns the figures of bench/measure.py, run by `torchrun`."""
-    figures = OUT / "figures.json"
-    figures.unlink(missing_ok=True)
-    output_of(f"{torchrun} -m bench.measure --json {figures.relative_to(ROOT)} {arguments}")
-    return json.loads(figures.read_text())
+    with tempfile.NamedTemporaryFile() as figures:
+        output_of(f"{torchrun} -m bench.measure --json {figures.name} {arguments}")
+        return json.load(figures)
 
 
 def on_cluster(nodes, ranks, link):
@@ -50,8 +47,6 @@ def measure_scaling():
     scaling = {}
     for ranks in tqdm(range(1, 5), desc="ranks", disable=None):
         arguments = f"--n_head {heads} --batch_size {BATCH_SIZE} {BATCH_SIZE // ranks}"
-        if ranks == 2:
-            arguments += " --trace runs/cost/trace.json"
         torchrun = f"torchrun --standalone --nproc_per_node={ranks}"
         scaling[ranks] = measure(torchrun, f"{arguments} --repetitions 5")
     return scaling
@@ -69,22 +64,12 @@ def measure_placements(rounds):
     return placements
 
 
-def measure_slow_link():
-    arguments = f"--batch_size {BATCH_SIZE} --trace runs/cost/trace_slow_link.json"
-    return measure(on_cluster(2, 1, "100 Mbit/s"), arguments)
-
-
 def median_step(runs):
     return statistics.median(figures["trainings"][0]["step"] for figures in runs)
 
 
 def median_all_reduce(runs, size):
     return statistics.median(figures["all_reduce"][size] for figures in runs)
-
-
-def median_bandwidth(runs, size):
-    """Returns the bus bandwidth between 4 ranks, in Mbit/s."""
-    return bus_bandwidth(int(size), median_all_reduce(runs, size), 4) * 8 / 1e6
 
 
 def fit(placements):
@@ -112,11 +97,16 @@ def fit(placements):
 
 
 def print_network(placements):
-    print("\nAll-reduce between 4 ranks       1 KiB, latency     1 MiB, bus bandwidth")
+    sizes = placements[FITTED[0]][0]["all_reduce"]
+    print("\nBus bandwidth between 4 ranks, Mbit/s (ms of an all-reduce), by its bytes")
+    print(" " * 20 + "".join(f"{int(size):>18,}" for size in sizes))
     for place, runs in placements.items():
-        latency_ms = 1e3 * median_all_reduce(runs, SMALLEST)
-        bandwidth = median_bandwidth(runs, LARGEST)
-        print(f"{name(place):<32}{latency_ms:>12.1f} ms{bandwidth:>17,.0f} Mbit/s")
+        line = f"{name(place):<20}"
+        for size in sizes:
+            seconds = median_all_reduce(runs, size)
+            bandwidth = bus_bandwidth(int(size), seconds, 4) * 8 / 1e6
+            line += f"{bandwidth:,.1f} ({seconds * 1e3:.1f})".rjust(18)
+        print(line)
 
 
 def name(place):
@@ -154,58 +144,23 @@ def print_scaling(scaling):
         print(line)
 
 
-def print_phases(columns):
-    print("\nA step of 2 ranks, in ms" + "".join(f"{title:>14}" for title in columns))
-    for phase in columns["this machine"]:
-        cells = "".join(f"{phases[phase]:>14.1f}" for phases in columns.values())
-        print(f"{phase:<24}{cells}")
-
-
-def draw_network(placements):
-    bandwidths = {
-        name(place): [(int(size), median_bandwidth(runs, size)) for size in runs[0]["all_reduce"]]
-        for place, runs in placements.items()
-        if place[0] in (1, 4)
-    }
-    draw("cost_network", bandwidths, OUT)
-
-
-def draw_placements(placements, predict):
-    steps = {
-        f"{nodes} x {ranks}": [
-            median_step(placements[nodes, ranks, link if nodes > 1 else "no limit"])
-            for link in LINKS
-        ]
-        for nodes, ranks in PLACEMENTS
-    }
-    formula = [predict(link) for link in LINKS]
-    draw("cost_placement", {"links": list(LINKS), "steps": steps, "formula": formula}, OUT)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3, help="of the placements")
     args = parser.parse_args()
     if args.rounds < 1:
         parser.error("--rounds must be 1 or more")
-    OUT.mkdir(parents=True, exist_ok=True)
     scaling = measure_scaling()
-    phases = {"this machine": scaling[2]["phases"]}
     status, problem = run("slurm/pocket-cluster -n 1 -b 1gbit true")
     if status == 0:
         placements = measure_placements(args.rounds)
-        phases["100 Mbit/s"] = measure_slow_link()["phases"]
     print_scaling(scaling)
-    print_phases(phases)
     if status == 0:
         print_network(placements)
         predict = fit(placements)
         print_placements(placements, predict)
-        draw_network(placements)
-        draw_placements(placements, predict)
     else:
         print(f"\nWithout a cluster, only this machine is measured. {problem.strip()}")
-    print(f"\nFigures and traces are in {OUT.relative_to(ROOT)}/")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
-"""Times an epoch of the stages and recipes beside the same one in other forms
+"""Times an epoch of the stages, on two ranks, beside the same one in other forms
 
-    python -m bench.epoch_time --sleep_ms 20
+    torchrun --standalone --nproc_per_node=2 -m bench.epoch_time --sleep_ms 20
 
 Prints ratios: the median of 5 rounds, in each of which the candidates train for 30 epochs, taking
-turns. Absolute times say little about another machine. One rank is compared with a bare loop, two
-ranks with raw DDP. --sleep_ms makes each step longer.
+turns. Absolute times say little about another machine. --sleep_ms makes each step longer.
 """
 
 import argparse
@@ -12,10 +11,7 @@ import atexit
 import contextlib
 import importlib
 import io
-import os
-import shlex
 import statistics
-import sys
 import tempfile
 import time
 from unittest.mock import patch
@@ -30,33 +26,21 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
 import singlegpu
-from bench.launch import coordinator, output_of
 
 BATCH_SIZE = 32  # per rank
-GLOBAL = "--global_batch_size 64 --save_every_steps 1000000"  # no snapshot while it is timed
-MODULES = {
+RARELY = "--save_every_steps 1000000"  # no snapshot while it is timed
+STAGES = {
     "multigpu_torchrun": "",
     "multinode": "",
-    "resumable": "--save_every_steps 1000000",
-    "preemptible": "--save_every_steps 1000000",
-    "elastic_ddp": GLOBAL,
-    "recipes.mixed_precision": "",
-    "recipes.gradient_accumulation": "--batch_size 8 --global_batch_size 64",
-    "recipes.evaluate": "",
-    "recipes.tensorboard_logging": "",
-    "recipes.monitor": "",
-    "recipes.stragglers": "",
-    "recipes.fsdp": "",
-    "recipes.regroup": GLOBAL,
-}  # gpt/ trains another model
+    "resumable": RARELY,
+    "preemptible": RARELY,
+    "elastic_ddp": f"{RARELY} --global_batch_size {2 * BATCH_SIZE}",
+}
 
 
 def build(name, arguments):
     """Returns the Trainer that the main of a script builds."""
     module = importlib.import_module(name)
-    if name == "recipes.evaluate":  # of so many, it trains on 2048, as the others do
-        dataset = module.ToyDataset(2560)
-        module.ToyDataset = lambda size: dataset
     trainers = []
     module.Trainer.train = lambda self: trainers.append(self)
     argv = [name, *arguments.split(), "--snapshot_path", f"{name}.pt"]
@@ -64,6 +48,16 @@ def build(name, arguments):
         module.main(module.parse_args())
     atexit.unregister(getattr(trainers[0], "_save_after_failure", None))  # elastic_ddp.py's
     return trainers[0]
+
+
+def epoch_of(trainer):
+    """Returns a function that trains an epoch, from its first sample on."""
+
+    def run_epoch(epoch):
+        trainer.samples_run = 0
+        trainer._run_epoch(epoch)
+
+    return run_epoch
 
 
 def training(dataset, sampler):
@@ -82,37 +76,8 @@ def bare_epoch(model, optimizer, loader, backward=torch.Tensor.backward):
         optimizer.step()
 
 
-def compare(candidates, epochs, rounds):
-    """Times the functions; returns for each the median of its times relative to the first's."""
-    names = list(candidates)
-    times = {name: [0.0] * (1 + rounds) for name in names}
-    for number in range(1 + rounds):
-        for epoch in range(epochs):
-            # Turn by turn, each in every place: the machine's noise then hits all alike.
-            for offset in range(len(names)):
-                name = names[(offset + epoch) % len(names)]
-                if dist.is_initialized():
-                    dist.barrier()
-                start = time.perf_counter()
-                candidates[name](epoch)
-                times[name][number] += time.perf_counter() - start
-    ratios = {}
-    for name in names:
-        pairs = list(zip(times[name], times[names[0]], strict=True))
-        ratios[name] = statistics.median(own / first for own, first in pairs[1:])  # once warm
-    return ratios
-
-
-def one_rank():
-    dataset = singlegpu.ToyDataset(2048)
-    bare = training(dataset, RandomSampler(dataset))
-    return {
-        "bare loop": lambda epoch: bare_epoch(*bare),
-        "singlegpu.py": build("singlegpu", f"--batch_size {BATCH_SIZE}")._run_epoch,
-    }
-
-
-def two_ranks(coordinator_address):
+def make_candidates():
+    """Returns functions that train an epoch, by name."""
     dataset = singlegpu.ToyDataset(2048)
     model, *rest = training(dataset, DistributedSampler(dataset))
     ddp = DistributedDataParallel(model)
@@ -123,11 +88,8 @@ def two_ranks(coordinator_address):
         patch("torch.distributed.init_process_group"),
         patch("torch.distributed.destroy_process_group"),
     ):
-        for name, arguments in MODULES.items():
-            if name == "recipes.regroup":
-                arguments += f" --coordinator {coordinator_address}"
-            trainer = build(name, arguments)
-            candidates[f"{name.replace('.', '/')}.py"] = epoch_of(trainer)
+        for name, arguments in STAGES.items():
+            candidates[f"{name}.py"] = epoch_of(build(name, arguments))
 
     accelerator = Accelerator(cpu=True)
     accelerated = accelerator.prepare(*training(dataset, RandomSampler(dataset)))
@@ -141,59 +103,48 @@ def two_ranks(coordinator_address):
     return candidates
 
 
-def epoch_of(trainer):
-    """Returns a function that trains an epoch, from its first sample on."""
-    if hasattr(trainer, "group"):  # regroup.py's
-        with contextlib.redirect_stdout(io.StringIO()):
-            trainer._regroup()
+def compare(candidates, epochs, rounds):
+    """Times the functions; returns for each the median of its times relative to the first's."""
+    names = list(candidates)
+    times = {name: [0.0] * (1 + rounds) for name in names}
+    for number in range(1 + rounds):
+        for epoch in range(epochs):
+            # Turn by turn, each in every place: the machine's noise then hits all alike.
+            for offset in range(len(names)):
+                name = names[(offset + epoch) % len(names)]
+                dist.barrier()
+                start = time.perf_counter()
+                candidates[name](epoch)
+                times[name][number] += time.perf_counter() - start
+    ratios = {}
+    for name in names:
+        pairs = list(zip(times[name], times[names[0]], strict=True))
+        ratios[name] = statistics.median(own / first for own, first in pairs[1:])  # once warm
+    return ratios
 
-    def run_epoch(epoch):
-        trainer.samples_run = 0
-        trainer._run_epoch(epoch)
 
-    return run_epoch
-
-
-def parse_args():
+def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=30, help="of each candidate in each round")
     parser.add_argument("--sleep_ms", type=float, default=0)
-    parser.add_argument("--coordinator", help=argparse.SUPPRESS)
-    return parser.parse_args()
+    args = parser.parse_args()
 
-
-def main(args):
     def sleep(module, inputs):
         if type(module).__name__ == "ToyModel":
             time.sleep(args.sleep_ms / 1000)
 
     if args.sleep_ms:
         register_module_forward_pre_hook(sleep)
-    if "LOCAL_RANK" not in os.environ:
-        report(compare(one_rank(), args.epochs, args.rounds))
-        with coordinator() as port:
-            arguments = [*sys.argv[1:], "--coordinator", f"localhost:{port}"]
-            torchrun = "torchrun --standalone --nproc_per_node=2 -m bench.epoch_time"
-            print(output_of(f"{torchrun} {shlex.join(arguments)}"), end="")
-        return
     dist.init_process_group("gloo")
-    candidates = two_ranks(args.coordinator)
-    with contextlib.redirect_stdout(io.StringIO()):  # the lines of monitor.py
-        ratios = compare(candidates, args.epochs, args.rounds)
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        ratios = compare(make_candidates(), args.epochs, args.rounds)
     if dist.get_rank() == 0:
-        report(ratios)
+        for name, ratio in ratios.items():
+            print(f"{name:<24}{ratio:.3f} x raw DDP", flush=True)
     time.sleep(0.1)  # as in multigpu.py
     dist.destroy_process_group()
 
 
-def report(ratios):
-    baseline = next(iter(ratios))
-    for name, ratio in ratios.items():
-        print(f"{name:<36}{ratio:.3f} x {baseline}", flush=True)
-
-
 if __name__ == "__main__":
-    arguments = parse_args()
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        main(arguments)
+    main()

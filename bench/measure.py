@@ -3,12 +3,10 @@
     torchrun --standalone --nproc_per_node=2 -m bench.measure
 
 Prints the time and the bus bandwidth of all-reduces of several sizes, and how long a step of the
-model of gpt/pretrain.py takes. --json keeps the figures; --trace profiles some steps, and keeps a
-trace for chrome://tracing or ui.perfetto.dev.
+model of gpt/pretrain.py takes, with and without its all-reduce. --json keeps the figures.
 """
 
 import argparse
-import contextlib
 import itertools
 import json
 import os
@@ -20,8 +18,6 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.autograd import DeviceType
-from torch.profiler import profile, record_function, schedule
 from torch.utils.data import DataLoader, RandomSampler
 
 from gpt.pretrain import GPT, TextDataset, configure_optimizer, next_byte_loss
@@ -30,8 +26,6 @@ SIZES = [2**n for n in (10, 14, 18, 20)]  # bytes
 GPU_SIZES = [*SIZES, 2**25, 2**28, 2**30]
 N_LAYER, CONTEXT = 4, 64
 HEAD_SIZE = 64
-PHASES = ["data", "forward", "backward", "optimizer"]
-PROFILED_STEPS = 5
 
 
 def synchronize_device():
@@ -64,90 +58,56 @@ def bus_bandwidth(size, seconds, ranks):
     return 2 * (ranks - 1) / ranks * size / seconds
 
 
-class Training:
-    """Trains a GPT with `n_head` heads by DDP, on batches of `batch_size` chunks of text."""
+def measure_training(n_head, batch_size, repetitions, device):
+    """Trains a GPT with `n_head` heads by DDP, on batches of `batch_size` chunks of text.
 
-    def __init__(self, n_head, batch_size, device):
-        torch.manual_seed(0)
-        dataset = TextDataset(Path(statistics.__file__), CONTEXT)  # any text
-        self.name = f"{n_head} heads, {batch_size} chunks per rank"
-        self.profiled = False
-        self.device = device
-        sampler = RandomSampler(dataset, replacement=True, num_samples=10**6)
-        self.batches = iter(DataLoader(dataset, batch_size, sampler=sampler))
-        config = SimpleNamespace(
-            n_layer=N_LAYER,
-            n_head=n_head,
-            n_embd=n_head * HEAD_SIZE,
-            context=CONTEXT,
-            recompute=False,
-        )
-        model = GPT(config).to(device)
-        model.init_weights(seed=0)
-        self.gradient_bytes = 4 * sum(p.numel() for p in model.parameters())
-        self.optimizer = configure_optimizer(model, 1e-3)
-        self.model = nn.parallel.DistributedDataParallel(model)
+    Returns the bytes of its gradients, the seconds of a step, and how many of these it waits for
+    the all-reduce: those that it takes longer than a step without one.
+    """
+    torch.manual_seed(0)
+    dataset = TextDataset(Path(statistics.__file__), CONTEXT)  # any text
+    sampler = RandomSampler(dataset, replacement=True, num_samples=10**6)
+    batches = iter(DataLoader(dataset, batch_size, sampler=sampler))
+    config = SimpleNamespace(
+        n_layer=N_LAYER,
+        n_head=n_head,
+        n_embd=n_head * HEAD_SIZE,
+        context=CONTEXT,
+        recompute=False,
+    )
+    model = GPT(config).to(device)
+    model.init_weights(seed=0)
+    optimizer = configure_optimizer(model, 1e-3)
+    model = nn.parallel.DistributedDataParallel(model)
 
-    def run_step(self, all_reduce=True):
-        with contextlib.nullcontext() if all_reduce else self.model.no_sync():
-            with self.phase("data"):
-                inputs, targets = next(self.batches)
-                inputs, targets = inputs.to(self.device), targets.to(self.device)
-            self.optimizer.zero_grad()
-            with self.phase("forward"):
-                loss = next_byte_loss(self.model(inputs), targets)
-            with self.phase("backward"):
-                loss.backward()
-            with self.phase("optimizer"):
-                self.optimizer.step()
+    def run_step():
+        inputs, targets = (tensor.to(device) for tensor in next(batches))
+        optimizer.zero_grad()
+        next_byte_loss(model(inputs), targets).backward()
+        optimizer.step()
 
-    @contextlib.contextmanager
-    def phase(self, name):
-        """Names a part of a step in the profile; on a GPU, waits there until it is computed."""
-        with record_function(name):
-            yield
-            if self.profiled:
-                synchronize_device()
+    def run_step_alone():
+        with model.no_sync():
+            run_step()
 
-    def measure(self, repetitions):
-        """Returns the seconds of a step, and what is reduced."""
-        step = statistics.median(times(self.run_step, repetitions))
-        return {"name": self.name, "gradient_bytes": self.gradient_bytes, "step": step}
-
-    def profile(self, all_reduce, trace=None):
-        """Returns the milliseconds of each phase of a step; writes a trace of the steps."""
-        self.profiled = True
-        steps = schedule(wait=1, warmup=1, active=PROFILED_STEPS)
-        with profile(schedule=steps) as profiler:
-            for _ in range(2 + PROFILED_STEPS):
-                self.run_step(all_reduce)
-                profiler.step()
-        if trace and dist.get_rank() == 0:
-            profiler.export_chrome_trace(trace)
-        averages = profiler.key_averages()
-        events = {event.key: event for event in averages if event.device_type == DeviceType.CPU}
-        return {name: events[name].cpu_time_total / PROFILED_STEPS / 1000 for name in PHASES}
-
-
-def profile_phases(training, trace):
-    """Returns the milliseconds of each phase, those of waiting for the all-reduce apart."""
-    phases = training.profile(True, trace)
-    backward = training.profile(False)["backward"]
-    phases["all-reduce wait"] = max(0.0, phases["backward"] - backward)
-    phases["backward"] = min(phases["backward"], backward)
-    return phases
+    step, alone = (statistics.median(times(run, repetitions)) for run in (run_step, run_step_alone))
+    return {
+        "name": f"{n_head} heads, {batch_size} chunks per rank",
+        "gradient_bytes": 4 * sum(p.numel() for p in model.parameters()),
+        "step": step,
+        "wait": max(0.0, step - alone),
+    }
 
 
 def measure(args, device):
     """Returns the figures; see `report`."""
-    figures = {"ranks": dist.get_world_size(), "all_reduce": {}, "trainings": []}
+    figures = {"ranks": dist.get_world_size(), "all_reduce": {}}
     for size in GPU_SIZES if device.type == "cuda" else SIZES:
         figures["all_reduce"][size] = measure_all_reduce(size, args.repetitions, device)
-    for n_head, batch_size in itertools.product(args.n_head, args.batch_size):
-        training = Training(n_head, batch_size, device)
-        figures["trainings"].append(training.measure(args.repetitions))
-        if args.trace and "phases" not in figures:  # of the first alone
-            figures["phases"] = profile_phases(training, args.trace)
+    figures["trainings"] = [
+        measure_training(n_head, batch_size, args.repetitions, device)
+        for n_head, batch_size in itertools.product(args.n_head, args.batch_size)
+    ]
     return figures
 
 
@@ -158,12 +118,9 @@ def report(figures):
         bandwidth = bus_bandwidth(size, seconds, ranks) / 1e6
         print(f"{size:>18,}{seconds * 1e3:>10.2f}{bandwidth:>12.1f}")
     for training in figures["trainings"]:
-        print(
-            f"{training['name']}, {training['gradient_bytes'] / 1e6:.1f} MB of gradients: "
-            f"{training['step'] * 1e3:.0f} ms per step"
-        )
-    for name, milliseconds in figures.get("phases", {}).items():
-        print(f"{name:>18}{milliseconds:>10.2f} ms")
+        step, wait = (1e3 * training[name] for name in ("step", "wait"))
+        size = f"{training['gradient_bytes'] / 1e6:.1f} MB of gradients"
+        print(f"{training['name']}, {size}: {step:.0f} ms per step, {wait:.0f} of them waiting")
 
 
 def main():
@@ -172,7 +129,6 @@ def main():
     parser.add_argument("--batch_size", type=int, nargs="+", default=[32], help="per rank")
     parser.add_argument("--repetitions", type=int, default=10)
     parser.add_argument("--json")
-    parser.add_argument("--trace")
     args = parser.parse_args()
     if min(args.repetitions, *args.n_head, *args.batch_size) < 1:
         parser.error("--repetitions, --n_head and --batch_size must be 1 or more")

@@ -3,9 +3,9 @@
     slurm/pocket-cluster -n 2 -g 1 -b 100mbit srun -N 2 --gpus-per-node=1 \
         slurm/torchrun_script.sh -m bench.overlap
 
-Draws them into runs/, too. The network is the one there is, such as the pocket cluster's links. The
-computation is not: in backward(), each block of the model pauses, since nodes that share a
-machine's cores would compete for them.
+The network is the one there is, such as the pocket cluster's links. The computation is not: in
+backward(), each block of the model pauses, since nodes that share a machine's cores would compete
+for them.
 """
 
 import argparse
@@ -20,7 +20,6 @@ import torch.distributed as dist
 from torch import nn
 
 from gpt.gpt import Block
-from tools.pages.charts import draw
 from tools.steps import ROOT
 
 FORMS = ["after backward()", "a hook each", "buckets"]
@@ -38,38 +37,28 @@ def source(form):
 
 
 class Recorder:
-    """Notes from when to when the blocks' backward passes and the all-reduces of a step run."""
+    """Counts the all-reduces of a step, and those that begin before its last block's pause ends."""
 
     def __init__(self):
         self.all_reduce = dist.all_reduce
-        dist.all_reduce = self.record_all_reduce
+        dist.all_reduce = self.count_all_reduce
         self.clear()
 
     def clear(self):
-        self.start = time.perf_counter()
-        self.spans = {"backward": [], "all-reduce": []}
-
-    def now(self):
-        return time.perf_counter() - self.start
-
-    def record(self, what, since):
-        self.spans[what].append((since, self.now()))
+        self.all_reduces = self.early = 0
 
     def pause(self, block, gradients):
         """Stands in for the computation of a block's gradients, as a hook that comes before it."""
-        since = self.now()
         time.sleep(PAUSE_S)
-        self.record("backward", since)
+        self.early = self.all_reduces
 
-    def record_all_reduce(self, tensor, async_op=False):
-        since = self.now()
-        work = self.all_reduce(tensor, async_op=True)
-        work.get_future().add_done_callback(lambda _: self.record("all-reduce", since))
-        return work if async_op else work.wait()
+    def count_all_reduce(self, *args, **options):
+        self.all_reduces += 1
+        return self.all_reduce(*args, **options)
 
 
 def measure(form, blocks, steps):
-    """Returns the seconds of each step in one form, and the spans of the median one."""
+    """Returns the seconds of each step in one form, and what the recorder counted in the last."""
     namespace = {"nn": nn, "dist": dist, "torch": torch, "__name__": form}
     exec(compile(source(form), form, "exec"), namespace)
     recorder = Recorder()
@@ -78,7 +67,7 @@ def measure(form, blocks, steps):
     for block in model:
         block.register_full_backward_pre_hook(recorder.pause)
     model = namespace["DistributedDataParallel"](model)
-    results = []
+    seconds = []
     for _ in range(1 + steps):  # the first connects the ranks
         # Without a gradient of its own, the first block's hook would warn.
         inputs = torch.randn(1, CONTEXT, CONFIG.n_embd, requires_grad=True)
@@ -86,14 +75,12 @@ def measure(form, blocks, steps):
         model.zero_grad()
         dist.barrier()
         recorder.clear()
+        start = time.perf_counter()
         loss.backward()
         model.average_gradients()
-        results.append((recorder.now(), recorder.spans))
+        seconds.append(time.perf_counter() - start)
     dist.all_reduce = recorder.all_reduce
-    results = results[1:]
-    seconds = [step for step, _ in results]
-    median = statistics.median_low(seconds)
-    return seconds, results[seconds.index(median)][1]
+    return seconds[1:], recorder
 
 
 def main():
@@ -106,19 +93,14 @@ def main():
     if "LOCAL_RANK" not in os.environ:
         parser.error("start this script with torchrun, as its first lines show")
     dist.init_process_group("gloo")
-    spans = {}
     for form in FORMS:
-        seconds, spans[form] = measure(form, args.blocks, args.steps)
+        seconds, recorder = measure(form, args.blocks, args.steps)
         if dist.get_rank() == 0:
-            end = spans[form]["backward"][-1][1]
-            early = sum(since < end for since, _ in spans[form]["all-reduce"])
             spread = f"{1e3 * min(seconds):.0f} to {1e3 * max(seconds):.0f}"
             print(
                 f"{form}: {1e3 * statistics.median(seconds):.0f} ms ({spread}); of"
-                f" {len(spans[form]['all-reduce'])} all-reduces, {early} begin in backward()"
+                f" {recorder.all_reduces} all-reduces, {recorder.early} begin in backward()"
             )
-    if dist.get_rank() == 0:
-        draw("overlap", spans, ROOT / "runs")
     time.sleep(0.1)  # as in multinode.py
     dist.destroy_process_group()
 

@@ -2,7 +2,6 @@
 
 Each process is a node of its own: under torchrun with its default settings, under torchrun with
 those of docs/elastic_ddp.md, and with recipes/regroup.py, in turn: python -m bench.recovery_time 10
-Draws the medians, by phase: runs/recovery.svg
 """
 
 import argparse
@@ -20,8 +19,6 @@ from torch.distributed import TCPStore
 
 from bench.launch import coordinator
 from tools.launch.jobs import Job, TimeLimit
-from tools.pages.charts import draw
-from tools.steps import ROOT
 
 TIMEOUT_S = 300
 VARIABLES = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -143,16 +140,12 @@ def main():
         for _ in range(args.rounds):
             for way, seconds in rows:
                 seconds.append(measure(way))
-    medians = {}
     for way, seconds in rows:
         totals = [sum(phases) for phases in seconds]
         spread = f"{min(totals):.2f} to {max(totals):.2f}"
         print(f"{way.name}: {statistics.median(totals):.2f} s (of {len(totals)}, {spread})")
-        by_phase = map(statistics.median, zip(*seconds, strict=True))
-        medians[way.name] = dict(zip(way.phases, by_phase, strict=True))
-        for phase, median in medians[way.name].items():
-            print(f"  {median:6.2f} s  {phase}")
-    draw("recovery", medians, ROOT / "runs")
+        for phase, of_rounds in zip(way.phases, zip(*seconds, strict=True), strict=True):
+            print(f"  {statistics.median(of_rounds):6.2f} s  {phase}")
 
 
 if __name__ == "__main__":

@@ -10,11 +10,10 @@ from helpers import NIGHTLY, run
 
 from tools.judge.check import load_task
 from tools.judge.checks import Judge, explanation, judge, toy_task
-from tools.judge.faults import FAULTS, LOAD_OPTIMIZER, OWN_SESSION, Fault
+from tools.judge.faults import FAULTS, Fault
 from tools.judge.run import WrongError
 from tools.judge.stages import STAGES
-from tools.launch.jobs import TIMEOUT_S, TimeLimit
-from tools.launch.processes import environments
+from tools.launch.jobs import TIMEOUT_S, TimeLimit, environments
 from tools.steps import ROOT
 
 TASK = """
@@ -93,6 +92,8 @@ TORCHRUN = "multigpu_torchrun"
 HALVED = f"        loss = loss / 2\n{BACKWARD}"
 (ALONE,) = (fault.edits for fault in FAULTS if fault.what.startswith("each rank stops"))
 HANDLED = "(signal.SIGHUP, signal.SIGINT, signal.SIGTERM)"
+OWN_SESSION = "        worker_init_fn=start_own_session,\n"
+LOAD_OPTIMIZER = '            self.optimizer.load_state_dict(snapshot["optimizer"])\n'
 LOAD_TO_CPU = """
             states = snapshot["optimizer"]["state"].values()
             self.optimizer.state.update(zip(self.model.parameters(), states))

@@ -49,7 +49,7 @@ def test_measurements():
     command = [sys.executable, "-m", "bench.cost", "--rounds", "1"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1500)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout.endswith("Figures and traces are in runs/cost/\n")
+    assert "Fitted: computation " in result.stdout and "\n4 x 1, 20 Mbit/s  " in result.stdout
 
 
 def test_slowest_of_two():

@@ -541,6 +541,45 @@ def test_local_sgd_on_other_nodes(shell):
     assert "1 of 2 epochs done" in output
 
 
+PRINT_HELD = """
+@before(script.Block, "forward")
+def note_time(self, x):
+    script.time_of_block = x.shape[1]
+@after(script.Trainer, "_run_batch")
+def print_held(self, inputs, targets):
+    block = next(self.model.blocks.children())
+    weights = [block.qkv.weight, block.proj.weight]
+    weights += [block.moe.up] if hasattr(block, "moe") else []
+    for weight in weights:
+        state = self.optimizer.state[weight]["exp_avg"]
+        assert state.placements == weight.grad.placements == weight.placements
+    shapes = ["x".join(map(str, weight.to_local().shape)) for weight in weights]
+    blocks = len([*self.model.blocks.children()])
+    print(f"holds {blocks} x", *shapes, "on", script.time_of_block)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "ranks", "options", "held"),
+    [
+        ("fsdp.py", 4, "", "4 x 24x32 8x32 on 8"),
+        ("hsdp.py", 4, "--shard_size 2", "4 x 48x32 16x32 on 8"),
+        ("tensor_parallel.py", 4, "--tp_size 4", "4 x 24x32 32x8 on 2"),
+        ("pipeline_parallel.py", 4, "--pp_size 4 --micro_batches 4", "1 x 96x32 32x32 on 8"),
+        ("context_parallel.py", 4, "--cp_size 2", "4 x 24x32 8x32 on 4"),
+        ("three_d.py", 8, "--pp_size 2 --tp_size 2 --micro_batches 3", "2 x 24x32 16x16 on 4"),
+        ("moe.py", 4, "--n_experts 8", "4 x 24x32 8x32 2x32x128 on 8"),
+        ("expert_parallel.py", 4, "--n_experts 8", "4 x 24x32 8x32 2x32x128 on 8"),
+    ],
+)
+def test_what_a_rank_holds(shell, name, ranks, options, held):
+    """As docs/gpt/compare.md draws: its blocks, its part of qkv, proj and the experts; the time."""
+    options += " --n_layer 4"
+    output = start(shell, name, "held", ranks, PRINT_HELD, options, steps=1).succeeds()
+    assert re.findall("holds (.+)", output) == [held] * ranks
+
+
 MEASURE = f"""{MEASURE_MEMORY}
 script.Trainer._evaluate = lambda self: None
 script.GPT.generate = lambda self, prompt, max_new_tokens: ""

@@ -22,7 +22,7 @@ import sys
 import time
 from pathlib import Path
 
-from tools.launch.processes import environments
+from tools.launch.jobs import environments
 from tools.launch.snapshots import load, logged_positions, max_abs_diff
 from tools.steps import ROOT
 

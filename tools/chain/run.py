@@ -18,15 +18,12 @@ import time
 import torch
 
 from tools.launch.jobs import TIMEOUT_S, Job, missing_packages
-from tools.pages.charts import draw, read_elastic
 from tools.steps import ROOT, STEPS, changed_lines
 
 FOLDER = ROOT / "runs" / "chain"
 TOTAL_EPOCHS, SAVE_EVERY = 50, 10
 EPOCHS = f"{TOTAL_EPOCHS} {SAVE_EVERY}"
 GLOBAL_BATCH_SIZE = 32
-ELASTIC_OPTIONS = f"--global_batch_size {GLOBAL_BATCH_SIZE} --save_every_steps 16"
-
 
 # The store of every rendezvous. In one of the torchruns it would end with that one, and another
 # that ends a little later would print a warning.
@@ -93,7 +90,8 @@ def commands(script, gpus):
         rdzv_conf = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=5"
         options = f"--nnodes=1:3 --nproc_per_node=1 --max-restarts=100 --rdzv_conf={rdzv_conf}"
         torchrun = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun"
-        launch = f"{torchrun} {options} {rendezvous} {arguments} {ELASTIC_OPTIONS}"
+        of_all = f"{arguments} --global_batch_size {GLOBAL_BATCH_SIZE} --save_every_steps 16"
+        launch = f"{torchrun} {options} {rendezvous} {of_all}"
         cpu = "CUDA_VISIBLE_DEVICES= " if gpus else ""
         return [f"{cpu}{launch}"] * 3
     if gpus >= 2:  # two processes cannot share a GPU, so each "node" gets one of its own
@@ -102,23 +100,6 @@ def commands(script, gpus):
     cpu = "CUDA_VISIBLE_DEVICES= " if gpus else ""
     of_four = f"{arguments} --batch_size {GLOBAL_BATCH_SIZE // 4}"
     return [f"{cpu}torchrun --nnodes=2 --nproc_per_node=2 {rendezvous} {of_four}"] * 2
-
-
-def elastic(gpus):
-    """Runs the last stage, whose log is long, and draws its loss."""
-    script = "elastic_ddp.py"
-    show = r"starts on|epochs done| \+ 0 samples"
-    first_saved = f"epoch {SAVE_EVERY} + 0"
-    log = run(*commands(script, gpus), show=show, kill_at=first_saved)
-    (FOLDER / "elastic_ddp.log").write_text(log)
-    # Without torchrun, since there is one process: here are the variables that it would set.
-    variables = "RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 GROUP_RANK=0 MASTER_ADDR=localhost MASTER_PORT=0"
-    arguments = f"{script} {EPOCHS} {ELASTIC_OPTIONS} --snapshot_path runs/chain/plain.pt"
-    plain = run(f"{variables} python {arguments}", show="^$")
-    draw("elastic_ddp", read_elastic(log, plain), FOLDER)
-    print("Its loss beside that of the last command: runs/chain/elastic_ddp.svg")
-    print("All output of the nodes: runs/chain/elastic_ddp.log")
-    return log
 
 
 def main():
@@ -132,8 +113,9 @@ def main():
     gpus = torch.cuda.device_count()
     rows = [["stage", "first loss", "last loss", "changed lines"]]
     for script, changed in changes.items():
-        if script == "elastic_ddp.py":
-            output = elastic(gpus)
+        if script == "elastic_ddp.py":  # whose log is long
+            show = r"starts on|epochs done| \+ 0 samples"
+            output = run(*commands(script, gpus), show=show, kill_at=f"epoch {SAVE_EVERY} + 0")
         else:
             output = run(*commands(script, gpus))
         losses = dict(re.findall(r"epoch ([1-9]\d*)(?: \+ 0 samples)? \| loss (\S+)", output))

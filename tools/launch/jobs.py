@@ -1,7 +1,6 @@
 """Starts training scripts and waits for them: as a command, or as ranks that are forked.
 
-The tests, the judge of `make check`, `make run`, the pages' pictures and bench/ start ranks by this
-alone.
+The tests, the judge of `make check`, `make run` and bench/ start ranks by this alone.
 """
 
 import contextlib
@@ -20,7 +19,6 @@ import uuid
 from pathlib import Path
 
 from tools.launch import forked
-from tools.launch.processes import environments
 from tools.steps import ROOT
 
 PRETEND_GPUS = ROOT / "tools" / "launch" / "pretend_gpus"
@@ -76,6 +74,15 @@ def missing_packages():
     tools = {"slurmctld": "slurm-wlm", "munged": "munge", "ip": "iproute2"}
     path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
     return [package for tool, package in tools.items() if not shutil.which(tool, path=path)]
+
+
+def environments():
+    """Returns the environment of each process that this user may read, as text, by process id."""
+    found = {}
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # it has just ended, or is another user's
+            found[int(environ.parent.name)] = environ.read_bytes().decode(errors="replace")
+    return found
 
 
 def new_log(folder):

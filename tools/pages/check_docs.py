@@ -1,7 +1,7 @@
-"""Checks the pages in docs/: every changed line of every step stands on one page, beside its prose.
+"""Checks the pages in docs/: every unit that a step changes stands on one page, beside its prose.
 
 Also, that no page takes long to read, nor the stages' pages together; what unfolds there, hints and
-answers, is an exercise and counts for its page only. Prints how many lines there are, or what is
+answers, is an exercise and counts for its page only. Prints how many units there are, or what is
 wrong and where, and then ends with status 1.
 """
 
@@ -12,8 +12,8 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from tools.pages.fences import DOCUMENTED, changed_units, long_removed_units, units
-from tools.steps import ALL, ROOT, STAGES, diff_lines
+from tools.pages.fences import DOCUMENTED, changed_units
+from tools.steps import ROOT, STAGES
 
 COG = re.compile(r'<!-- \[\[\[cog fence\("(.+)", "(.+)"\) \]\]\] -->')
 END = "<!-- [[[end]]] -->"
@@ -27,7 +27,6 @@ class Block(NamedTuple):
     where: str  # the page and the line
     unit: tuple[str, str]  # the file that a step leads to, and the unit's name
     section: int
-    content: str
 
 
 def parse(page):
@@ -36,19 +35,17 @@ def parse(page):
     Words that unfold, between <details> and </details>, are those of the section "folded".
     """
     blocks, prose, typed = [], Counter(), []
-    section, start, lines = 0, None, page.read_text().splitlines()
-    code = folded = False
-    for number, line in enumerate(lines, 1):
+    section = 0
+    filled = code = folded = False
+    for number, line in enumerate(page.read_text().splitlines(), 1):
         where = f"{page.relative_to(ROOT)}:{number}"
         if found := COG.fullmatch(line):
-            start = number
-            blocks.append(Block(where, found.groups(), section, ""))
-        elif line == END and start:
-            content = "\n".join(lines[start : number - 1])
-            blocks[-1] = blocks[-1]._replace(content=content)
-            start = None
+            filled = True
+            blocks.append(Block(where, found.groups(), section))
+        elif line == END:
+            filled = False
         elif line.startswith("```"):
-            if line.startswith("```diff") and not start:
+            if line.startswith("```diff") and not filled:
                 typed.append(where)
             code = not code
         elif code:
@@ -109,30 +106,13 @@ def check(docs):
         blocks += found
         problems += wrong
     problems += check_blocks(blocks)
-    shown = changed = 0
-    for step in ALL:
-        # diff and the blocks may differ in which of two equal lines has moved: compare the text.
-        known = {
-            line[1:]
-            for found in blocks
-            if found.unit[0] == step.file
-            for line in found.content.splitlines()
-        }
-        lines = diff_lines(step.base, step.file)
-        removed, added = ({line[1:] for line in lines if line[0] == sign} for sign in "-+")
-        known |= removed & added
-        known |= {line for name in long_removed_units(step) for line in units(step.base)[name]}
-        missing = [line for line in lines if line[1:] not in known]
-        problems += [f"{step.file}: on no page: {line}" for line in missing]
-        changed += len(lines)
-        shown += len(lines) - len(missing)
     pages = [prose[f"{Path(stage).stem}.md"] for stage in STAGES]
     stages = minutes(sum(words.total() - words["folded"] for words in pages))
     if stages > MAX_STAGE_MINUTES:
         problems.append(f"the stages' pages: {stages:.1f} minutes, of {MAX_STAGE_MINUTES}")
     slowest = max(prose, key=lambda page: prose[page].total())
     return problems, [
-        f"{shown} of {changed} changed lines of {len(ALL)} steps are explained",
+        f"all {len(blocks)} changed units of {len(DOCUMENTED)} files are explained",
         f"{stages:.1f} minutes to read the stages' pages, without code and what unfolds; the "
         f"longest of {len(prose)} pages is {slowest} with {minutes(prose[slowest].total()):.1f}",
     ]

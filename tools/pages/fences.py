@@ -47,7 +47,12 @@ def python_units(text):
             starts += [(f"{name}.{method.name}", first_line(method)) for method in methods]
     lines = text.splitlines()
     ends = [start for _, start in starts[1:]] + [len(lines)]
-    return {name: lines[start:end] for (name, start), end in zip(starts, ends, strict=True)}
+    units = {}
+    for (name, start), end in zip(starts, ends, strict=True):
+        if name in units:
+            raise ValueError(f"two places are {name!r}: put them together")
+        units[name] = lines[start:end]
+    return units
 
 
 def shell_units(text):

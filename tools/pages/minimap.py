@@ -4,12 +4,13 @@ A red tick at the left is where the step removes lines. `make docs` runs this.
 """
 
 import difflib
+from collections import defaultdict
 from pathlib import Path
 
 from tools.pages.fences import START
-from tools.pages.picture import Picture, assets_folder, short
 from tools.steps import GPT, ROOT, STEPS, changed_lines
 
+FOLDER = ROOT / "docs" / "assets" / "chain"
 STYLE = """<style>
 text { font: 12px system-ui, sans-serif; fill: #1f2328 } .size { fill: #59636e }
 path { stroke: #b6bcc6 } .added { stroke: #1a7f37 } .removed { stroke: #cf222e; stroke-width: 3 }
@@ -36,31 +37,40 @@ def changes(old, new):
     return added, removed
 
 
-def draw(step, pitch, folder):
+def draw(step, pitch):
+    """Returns the lines of a column's SVG; `pitch` is the height of a line of code in pixels."""
     lines = read(step.file)
     added, removed = changes(read(step.base), lines) if step.base else ((), ())
-    name = Path(step.file).stem
-    count = changed_lines(step.base, step.file) if step.base else len(lines)
-    size = f"{count} changed lines" if step.base else f"{count} lines"
-    picture = Picture(WIDTH, TOP + HEIGHT + 4, f"{name}: {size}", STYLE)
-    picture.text(LEFT, 13, name, "")
-    picture.text(LEFT, 30, size, "size")
+    paths = defaultdict(str)  # by their class
     for number, line in enumerate(lines):
         code = line.strip()
         if code:
-            y = short(TOP + pitch * number)
-            look = "added" if number in added else ""
-            picture.path(f"M{LEFT + len(line) - len(line.lstrip())} {y}h{len(code)}", look)
+            look = ' class="added"' if number in added else ""
+            indent = len(line) - len(line.lstrip())
+            paths[look] += f"M{LEFT + indent} {round(TOP + pitch * number, 1):g}h{len(code)}"
     for number in removed:
-        picture.path(f"M0 {short(TOP + pitch * number)}h4", "removed")
-    picture.save(folder / f"{name}.svg")
+        paths[' class="removed"'] += f"M0 {round(TOP + pitch * number, 1):g}h4"
+    count = changed_lines(step.base, step.file) if step.base else len(lines)
+    size = f"{count} changed lines" if step.base else f"{count} lines"
+    name = Path(step.file).stem
+    box = f'width="{WIDTH}" height="{TOP + HEIGHT + 4}" viewBox="0 0 {WIDTH} {TOP + HEIGHT + 4}"'
+    return [
+        f'<svg xmlns="http://www.w3.org/2000/svg" {box} role="img">',
+        f"<title>{name}: {size}</title>",
+        STYLE,
+        *(f'<path{look} d="{path}"/>' for look, path in paths.items()),
+        f'<text x="{LEFT}" y="13">{name}</text>',
+        f'<text class="size" x="{LEFT}" y="30">{size}</text>',
+        "</svg>\n",
+    ]
 
 
 def main():
     for series in ([START[0], *STEPS], GPT):
         pitch = HEIGHT / max(len(read(step.file)) for step in series)
         for step in series:
-            draw(step, pitch, assets_folder() / "chain")
+            picture = FOLDER / f"{Path(step.file).stem}.svg"
+            picture.write_text("\n".join(draw(step, pitch)))
 
 
 if __name__ == "__main__":
