@@ -79,7 +79,11 @@ LAYOUTS = {  # ranks and options
     "context_parallel.py": [(4, "--cp_size 4"), (4, "--cp_size 2")],
     "three_d.py": [(8, "--pp_size 2 --tp_size 2 --micro_batches 3")],
     "moe.py": [(2, "--recompute --eval_every_steps 3"), (4, "")],
-    "expert_parallel.py": [(2, "--ep_size 1"), (4, "--ep_size 2 --recompute --eval_every_steps 3"), (4, "")],
+    "expert_parallel.py": [
+        (2, "--ep_size 1"),
+        (4, "--ep_size 2 --recompute --eval_every_steps 3"),
+        (4, ""),
+    ],
 }
 
 
@@ -434,7 +438,7 @@ def test_snapshot_of_another_layout(shell):
             "--pp_size 2 --tp_size 2",
             "--pp_size times --tp_size does not divide the 2 ranks",
         ),
-        ("expert_parallel.py", "--n_experts 3", "--ep_size must divide --n_experts and the 2 ranks"),
+        ("expert_parallel.py", "--n_experts 3", "--ep_size must divide --n_experts and the"),
     ],
 )
 def test_ranks_that_do_not_divide(shell, name, options, message):

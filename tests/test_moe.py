@@ -21,9 +21,7 @@ def dense_mixture(layer, x):
     for token in x.flatten(0, 1):
         scores = (layer.router.weight @ token).sigmoid()
         best = sorted(range(len(scores)), key=lambda e: scores[e] + layer.bias[e])[-layer.top_k :]
-        outputs.append(
-            sum(scores[e] * (functional.gelu(token @ up[e]) @ down[e]) for e in best)
-        )
+        outputs.append(sum(scores[e] * (functional.gelu(token @ up[e]) @ down[e]) for e in best))
     return torch.stack(outputs).view_as(x)
 
 
