@@ -33,7 +33,6 @@ def cluster(shell):
 # First come the longest: whoever took one of these last would keep the other workers waiting.
 LONGEST = (
     "test_job_files",
-    "test_elastic[lost]",
     "test_nodes_come_and_go",
     "test_preemptible[grace-1-faults0]",
 )

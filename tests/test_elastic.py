@@ -88,12 +88,12 @@ def float64_script(shell):
 
 
 def start_node(shell, script, node, port):
-    """Starts one of up to three nodes by hand, set to notice a death within seconds."""
+    """Starts one of up to two nodes by hand, set to notice a death within seconds."""
     return shell.start(
         "export OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= TORCH_CPP_LOG_LEVEL=ERROR\n"
         "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1\n"
         "export PET_RDZV_CONF=last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=5\n"
-        "torchrun --nnodes=1:3 --nproc_per_node=1 --max-restarts=100 --rdzv_backend=c10d"
+        "torchrun --nnodes=1:2 --nproc_per_node=1 --max-restarts=100 --rdzv_backend=c10d"
         f" --rdzv_endpoint=localhost:{port} {script} 100000 100000 --save_every_steps 5",
         node=node,
     )
@@ -131,52 +131,20 @@ def check_snapshot(path):
 
 
 def test_nodes_come_and_go(shell, float64_script):
-    """Of three without a shared disk two die at once; two without any file come."""
+    """Of two without a shared disk one dies; another comes, which has no snapshot."""
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    a, b, c = (start_node(shell, float64_script, name, store.port) for name in "abc")
-    wait_for_world([a, b, c], 3)
+    a, b = (start_node(shell, float64_script, name, store.port) for name in "ab")
+    wait_for_world([a, b], 2)
     b.end()
-    c.end()
     wait_for_world([a], 1)
-    jobs = [
-        a,
-        *(start_node(shell, float64_script, name, store.port) for name in ("new-b", "new-c")),
-    ]
-    wait_for_world(jobs, 3)
-    stop(*jobs)
+    c = start_node(shell, float64_script, "c", store.port)
+    wait_for_world([a, c], 2)
+    stop(a, c)
     # No step was lost: where one snapshot ended the next world began, at the same sample or later.
-    logged = [logged_positions(job.output) for job in (a, b, c, *jobs[1:])]
+    logged = [logged_positions(job.output) for job in (a, b, c)]
     assert all(saved == sorted(saved) for saved in logged), logged
-    ends = [check_snapshot(shell.folder / name / "snapshot.pt") for name in ("a", "new-b", "new-c")]
+    ends = [check_snapshot(shell.folder / name / "snapshot.pt") for name in "ac"]
     assert max(ends)[0] - min(ends)[0] <= 1
-
-
-def test_sigterm_keeps_the_last_step(shell):
-    """It resumes in mid-epoch, on another number of ranks."""
-    job = shell.ranks(f"{SCRIPT} 100000 100000 --save_every_steps 7", 2)
-    job.wait_for("epoch 3 + 128 samples")
-    job.signal(signal.SIGTERM)
-    job.fails("stopped by a signal")
-    epochs, samples = check_snapshot(shell.folder / "snapshot.pt")
-    assert (epochs, samples) == logged_positions(job.output)[-1] > (3, 128)
-    output = shell.ranks(f"{SCRIPT} {epochs + 2} 1").succeeds()
-    assert f"{epochs} of {epochs + 2} epochs done" in output
-    assert check_snapshot(shell.folder / "snapshot.pt") == (epochs + 2, 0)
-    losses = reference_run(epochs + 2, 64)[2]
-    assert load(shell.folder / "snapshot.pt")["loss"] == pytest.approx(losses[-1], rel=1e-6)
-
-
-def test_sigterm_to_one_of_three(shell):
-    """All nodes stop after the same step and save it, without an error in any collective."""
-    folders = [shell.folder / name for name in "abc"]
-    job = shell.ranks_on(folders, f"{OWN_DISKS} 100000 100000 --save_every_steps 1")
-    job.wait_for("epoch 2 + 1024 samples")
-    os.kill(job.ranks[1].pid, signal.SIGHUP)
-    assert job.wait() == 1
-    assert job.output.count("stopped by a signal") == 3
-    assert "Error" not in job.output, job.output
-    ends = [check_snapshot(folder / "snapshot.pt") for folder in folders]
-    assert ends == [ends[0]] * 3
 
 
 def sharing(shell, num_nodes, script, arguments, **variables):

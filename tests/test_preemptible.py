@@ -145,25 +145,18 @@ def test_sighup_with_data_workers(shell):
     assert load(shell.folder / "snapshot.pt")["loss"] == pytest.approx(losses[-1], rel=1e-6)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_sigterm_and_back(shell, ranks):
-    """Bit for bit on as many ranks, with dropout; on more, the plain loop's weights to 1e-6."""
-    setup = RESIZE + pause(0.005) + (DROPOUT if ranks == 2 else "")
-    script = patch(shell.folder, SCRIPT, setup)
+def test_sigterm_and_back(shell):
+    """With dropout, bit for bit the run that was left alone."""
+    script = patch(shell.folder, SCRIPT, RESIZE + pause(0.005) + DROPOUT)
     job = shell.ranks(f"{script} 1000 1000 --save_every_steps 3", 2)
     job.wait_for("saved", times=random.randrange(1, 6))
     job.signal(signal.SIGTERM)
     job.fails("stopped by a signal")
     epochs, _ = position(shell.folder / "snapshot.pt")
-    options = f"{epochs + 1} 1000 --save_every_steps 1000"
-    shell.ranks(f"{script} {options} --batch_size {BATCH_SIZE // ranks}", ranks).succeeds()
-    assert position(shell.folder / "snapshot.pt") == (epochs + 1, 0)
-    if ranks == 2:
-        shell.ranks(f"{script} {options} --snapshot_path uninterrupted", 2).succeeds()
-        assert_equal(shell.folder / "uninterrupted", shell.folder / "snapshot.pt")
-    else:
-        losses = assert_trained(shell.folder / "snapshot.pt", epochs + 1, BATCH_SIZE, size=SIZE)
-        assert load(shell.folder / "snapshot.pt")["loss"] == pytest.approx(losses[-1], rel=1e-6)
+    command = f"{script} {epochs + 1} 1000"
+    shell.ranks(command, 2).succeeds()
+    shell.ranks(f"{command} --snapshot_path uninterrupted", 2).succeeds()
+    assert_equal(shell.folder / "uninterrupted", shell.folder / "snapshot.pt")
 
 
 SLOW_SAVE = """

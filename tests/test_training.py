@@ -17,7 +17,6 @@ from helpers import (
     run,
     weights_and_momentum,
 )
-from torch import nn
 
 import singlegpu
 from tools.launch.jobs import pretend_gpus
@@ -46,23 +45,6 @@ def test_interrupted_is_uninterrupted_in_every_stage(shell, monkeypatch):
         expected_weights, expected_momentum, _ = reference_run(epochs, 64)
         assert all(map(torch.equal, weights, expected_weights)), script
         assert all(map(torch.equal, momentum, expected_momentum)), script
-
-
-def test_dropout_repeats_after_a_resume(tmp_path, monkeypatch):
-    """A model with random numbers of its own, resumed, ends as if it had never stopped."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(singlegpu.ToyModel, "forward", forward_with_dropout)
-    for path, totals in [("resumed.pt", "12"), ("straight.pt", "2")]:
-        for total in totals:
-            monkeypatch.setattr(sys, "argv", ["singlegpu.py", total, "1", "--snapshot_path", path])
-            singlegpu.main(singlegpu.parse_args())
-    resumed, straight = (weights_and_momentum(f"{name}.pt")[0] for name in ("resumed", "straight"))
-    assert all(map(torch.equal, resumed, straight))
-    assert not any(map(torch.equal, straight, reference_run(2, 32)[0]))
-
-
-def forward_with_dropout(model, inputs):
-    return model.net2(nn.functional.dropout(model.relu(model.net1(inputs)), 0.5))
 
 
 def test_seed_changes_the_result(tmp_path, monkeypatch):
@@ -106,21 +88,6 @@ def test_killed_worker_is_restarted(shell):
     assert len(starts) == 2, job.output
     assert starts[1].startswith("5 of 20 ")
     assert_trained(shell.folder / "snapshot.pt", 20, 64)
-
-
-def test_exception_is_the_root_cause(shell):
-    """torchrun reports the exception of the rank that failed first, in place of a bare status."""
-    setup = """
-if os.environ["RANK"] == "1":
-    def fail_to_train(self):
-        raise ValueError("no such luck")
-    script.Trainer.train = fail_to_train
-"""
-    script = patch(shell.folder, "multigpu_torchrun.py", setup)
-    job = shell.start(f"torchrun --standalone --nproc_per_node=2 {script} 5")
-    assert job.wait() == 1
-    cause = job.output.partition(documented_error("Root Cause (first observed failure):"))[2]
-    assert "ValueError: no such luck" in cause
 
 
 # For `patch`: the process is killed in the middle of saving its second epoch.
