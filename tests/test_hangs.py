@@ -204,7 +204,7 @@ FAILURES = [
 ]
 
 
-@pytest.mark.parametrize("failure", FAILURES, ids=str)
+@pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: failure[0])
 def test_failure(shell, failure):
     command, error = failure
     job = shell.start(command)

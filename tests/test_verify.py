@@ -40,14 +40,8 @@ def seed_without_rank(seed):
 torch.manual_seed = seed_without_rank
 """
 FAULTS = {
-    "frozen": (
-        FROZEN + at_step(25, CHANGE_FROZEN),
-        r"step 30: scale differs on ranks \[2\]",
-    ),
-    "late": (
-        at_step(25, LATE),
-        r"step 30: late differs on ranks \[0, 1, 2\]",
-    ),
+    "frozen": (FROZEN + at_step(25, CHANGE_FROZEN), r"step 30: scale differs on ranks \[2\]"),
+    "late": (at_step(25, LATE), r"step 30: late differs on ranks \[0, 1, 2\]"),
     "same shard": (SAME_SHARD, r"step 1: sample 0 of rank 2 is also on rank 0"),
     "own order": (OWN_ORDER, r"step \d+: sample \d+ of rank [12] is also on rank [01]"),
     "same seed": (SAME_SEED, "step 1: random state of rank 1 is also on rank 0"),
@@ -105,14 +99,8 @@ class Model(script.ToyModel):
 script.ToyModel = Model
 """
 NOT_FINITE = {
-    "weight": (
-        at_step(37, INFINITE_WEIGHT),
-        "rank 1, step 37: output of net2 is not finite",
-    ),
-    "sample": (
-        at_step(37, NAN_SAMPLE),
-        "rank 1, step 37: the batch is not finite",
-    ),
+    "weight": (at_step(37, INFINITE_WEIGHT), "rank 1, step 37: output of net2 is not finite"),
+    "sample": (at_step(37, NAN_SAMPLE), "rank 1, step 37: the batch is not finite"),
     "gradient": (NAN_GRADIENT, "RuntimeError: Function 'PowBackward0' returned nan values"),
 }
 
