@@ -1,11 +1,12 @@
-"""The steps are as short as README says, and `make cascade` carries an edit along them."""
+"""Steps are as short as README says, edits are carried along them, and commands of make work."""
 
 import re
+import shlex
 import shutil
 from pathlib import Path
 
 import pytest
-from helpers import run
+from helpers import NIGHTLY, needs_slurm, run
 
 from tools import steps
 from tools.steps import ROOT
@@ -99,3 +100,37 @@ def test_cascade_of_nothing(copy, name):
     assert result.returncode == 1
     assert result.stderr.startswith("cascade: ")
     assert "Traceback" not in result.stderr
+
+
+# The targets of make, and scripts of bench/ and tools/ that no other test runs.
+
+WITH_BENCH = pytest.mark.skipif(
+    not (ROOT / ".venv" / "bench").exists(), reason="get what it compares with: make .venv/bench"
+)
+OLD_FILES = "-o requirements.txt -o requirements-dev.txt -o constraints.txt"
+# What is run here, at its smallest size, and something that it prints.
+COMMANDS = [
+    ("make help", "make cascade"),
+    ("make lint", "ruff format --check"),
+    ("make --dry-run check STAGE=multigpu FILE=a.py", "judge.check multigpu 'a.py'"),
+    ("python tools/steps.py", "singlegpu.py -> multigpu.py: "),
+    ("python -m tools.chain.run --help", "usage: run.py"),
+    ("python -m tools.judge.faults 1", "class Trainer:"),
+    ("python -m bench.scaling", "best interval"),
+    pytest.param("python -m bench.recovery_time 1", "regroup.py: ", marks=NIGHTLY),
+    pytest.param(
+        "make bench BENCH_ARGS='--rounds 1 --epochs 1'",
+        "x raw DDP",
+        marks=[pytest.mark.long, WITH_BENCH],
+    ),
+    pytest.param("make chaos FAULTS=1 SEED=281", ": good", marks=[pytest.mark.long, needs_slurm]),
+]
+
+
+@pytest.mark.parametrize(("command", "output"), COMMANDS)
+def test_command(command, output):
+    # The environment is that of this test, and stays as it is.
+    command = command.replace("make ", f"make {OLD_FILES} ")
+    result = run(*shlex.split(command))
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert output in result.stdout

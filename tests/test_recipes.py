@@ -366,7 +366,6 @@ def test_trace_of_three_steps(shell):
     assert [path.name for path in folders[0].glob("*trace*")] == ["p.pt.trace.json"]
     assert not list(folders[1].glob("p.pt*"))
     trace = folders[0] / "p.pt.trace.json"
-    assert json.loads(trace.read_text())["distributedInfo"]["rank"] == 0
     found = events(trace)
     steps = named(found, "ProfilerStep")
     assert [step["name"] for step in steps] == [f"ProfilerStep#{n}" for n in (7, 8, 9)]
@@ -383,12 +382,8 @@ def test_trace_of_three_steps(shell):
         assert all(
             step["ts"] <= start <= end(step) for step, start in zip(steps, starts, strict=True)
         )
-    # gloo's own thread ends an event after the step may have ended, so the last may be missing.
-    assert 2 <= len(named(found, "gloo:all_reduce")) <= 3
-    weights, momentum = weights_and_momentum(folders[0] / "plain.pt")
-    result, result_momentum = weights_and_momentum(folders[0] / "p.pt")
-    assert max_abs_diff(result, weights) == 0
-    assert max_abs_diff(result_momentum, momentum) == 0
+    plain, profiled = (load(folders[0] / name) for name in ("plain.pt", "p.pt"))
+    assert equal_snapshots(plain, profiled)
 
 
 @pytest.mark.parametrize("steps, profiled", [(3, 0), (6, 0), (8, 1)])
