@@ -172,16 +172,6 @@ def test_curves_after_a_kill(shell):
     assert {round(value, 6) for _, value in drawn["learning_rate"]} == {0.01}
 
 
-def test_each_run_has_its_own_curves(shell):
-    """Two snapshots of the same name, in two folders."""
-    for folder in ("a", "b"):
-        (shell.folder / folder).mkdir()
-        command = f"recipes/tensorboard_logging.py 4 --snapshot_path {folder}/s.pt"
-        shell.ranks(command).succeeds()
-    one, other = (curves(shell.folder / folder / "s.pt.logs")["loss"] for folder in ("a", "b"))
-    assert one == other != []
-
-
 def test_sharded_is_as_replicated(shell):
     """4 ranks train like one; then 2 resume from their snapshot, which is one of whole tensors."""
     for epochs, ranks, batch_size in [(3, 4, 16), (6, 2, 32)]:

@@ -385,21 +385,6 @@ def test_what_a_job_inherits(ranks, shell):
     assert "torchrun_script.sh: use --ntasks-per-node=1" in job.output
 
 
-@pytest.mark.long
-def test_two_steps_in_one_allocation(cluster, shell):
-    """The end of the shorter one leaves the longer one alone."""
-    step = "srun --overlap --exact --nodes=2 --gpus-per-node=1 ./slurm/torchrun_script.sh"
-    (shell.folder / "step").write_text(
-        f"""
-        {step} multinode.py 150 150 --snapshot_path long.pt &
-        {step} multinode.py 1 1 --snapshot_path short.pt && wait $!
-        """
-    )
-    job = cluster(". .venv/bin/activate; salloc --nodes=2 --gpus-per-node=2 bash -e step", "-n 2")
-    assert job.wait() == 0, job.output
-    assert "epoch 150 |" in job.output and "epoch 1 |" in job.output
-
-
 def test_failure_fails_the_job(cluster, shell):
     """A rank that raises on one node ends the job on both; its traceback is in the log."""
     (shell.folder / "fails.py").write_text("""import os, sys, time
