@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from helpers import documented_errors, fences, long, run
+from helpers import NIGHTLY, documented_errors, fences, run
 
 from tools import steps
 from tools.compose.__main__ import PAIRS, compose
@@ -133,7 +133,7 @@ def aborted(request):
 
 
 @needs_browser
-@pytest.mark.parametrize("every", [10, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("every", [15, pytest.param(1, marks=pytest.mark.long)])
 def test_site_in_a_browser(site, every):
     """Pages at two widths: nothing fails, sticks out, or is hard to read, light or dark."""
     from axe_core_python.sync_playwright import Axe
@@ -208,7 +208,7 @@ def test_any_two_files_can_be_compared(site):
 
 
 @needs_browser
-@pytest.mark.parametrize("count", [3, *long(1000)])
+@pytest.mark.parametrize("count", [3, pytest.param(1000, marks=NIGHTLY)])
 def test_composed_in_the_page(site, count):
     """A script that is chosen there is the one that the command writes, to the byte."""
     pairs = json.loads(PAIRS.read_text())
