@@ -339,8 +339,8 @@ sleep 1000 & wait
 @pytest.mark.parametrize(
     "name, save, lives",
     [
+        ("preemptible", "touch run.pt", 12),
         ("preemptible", "[[ -e run.pt ]] || touch run.pt", 3),
-        ("elastic_ddp", "touch run.pt", 12),
         ("preemptible", "mkdir -p run.pt/epoch_1; touch run.pt/epoch_1/.metadata", 12),
         ("preemptible", "", 10),
         ("elastic_ddp", "exit 1", 10),
