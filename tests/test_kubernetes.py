@@ -15,32 +15,22 @@ from tools.launch.jobs import free_port
 from tools.steps import ROOT
 
 MANIFEST = (ROOT / "kubernetes" / "multinode.yaml").read_text()
-KINDS = {
-    ("v1", "PersistentVolumeClaim"): IoK8sApiCoreV1PersistentVolumeClaim,
-    ("trainer.kubeflow.org/v1alpha1", "TrainJob"): TrainerV1alpha1TrainJob,
-}
-
-
-def check(text):
-    """Returns the objects of a manifest; raises ValueError if one is not as the API has it."""
-    objects = list(yaml.safe_load_all(text))
-    for content in objects:
-        kind = (content["apiVersion"], content["kind"])
-        if kind not in KINDS:
-            raise ValueError(f"unknown kind {kind}")
-        # The model checks types and required fields, but leaves out what it does not know.
-        if KINDS[kind].from_dict(content).to_dict() != content:
-            raise ValueError(f"{kind} has a field that the API does not have")
-    return objects
+CLAIM, JOB = yaml.safe_load_all(MANIFEST)
+TRAINER = JOB["spec"]["trainer"]
 
 
 def test_fields_are_those_of_the_api():
-    claim, job = check(MANIFEST)
-    trainer = job["spec"]["trainer"]
-    assert trainer["numNodes"] == 2
-    assert trainer["resourcesPerNode"]["limits"]["nvidia.com/gpu"] == str(trainer["numProcPerNode"])
+    assert (JOB["apiVersion"], JOB["kind"]) == ("trainer.kubeflow.org/v1alpha1", "TrainJob")
+    for model, content in (
+        (IoK8sApiCoreV1PersistentVolumeClaim, CLAIM),
+        (TrainerV1alpha1TrainJob, JOB),
+    ):
+        # The model checks types and required fields, but leaves out what it does not know.
+        assert model.from_dict(content).to_dict() == content
+    assert TRAINER["numNodes"] == 2
+    assert TRAINER["resourcesPerNode"]["limits"]["nvidia.com/gpu"] == str(TRAINER["numProcPerNode"])
     # The runtime torch-distributed has one replicated job, `node`, with one container, `node`.
-    (patch,) = job["spec"]["runtimePatches"]
+    (patch,) = JOB["spec"]["runtimePatches"]
     (replicated_job,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
     pod = replicated_job["template"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
@@ -49,8 +39,8 @@ def test_fields_are_those_of_the_api():
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     assert mounts.keys() == volumes.keys()
     assert mounts["shared-memory"] == "/dev/shm"
-    assert volumes["snapshots"]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
-    assert trainer["command"][-1].rpartition("/")[0] == mounts["snapshots"]
+    assert volumes["snapshots"]["persistentVolumeClaim"]["claimName"] == CLAIM["metadata"]["name"]
+    assert TRAINER["command"][-1].rpartition("/")[0] == mounts["snapshots"]
 
 
 def test_image_has_the_script_and_the_tested_torch():
@@ -58,8 +48,7 @@ def test_image_has_the_script_and_the_tested_torch():
     pin = re.search(r"^torch==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     # Where the newest torch is tried, none is pinned.
     assert not pin or f"FROM pytorch/pytorch:{pin[1]}-cuda" in commands
-    _, job = check(MANIFEST)
-    script = job["spec"]["trainer"]["command"][1]
+    script = TRAINER["command"][1]
     copied = next(line.split()[1:-1] for line in commands.splitlines() if line[:5] == "COPY ")
     assert script in copied
     assert all((ROOT / name).is_file() for name in copied)
@@ -71,24 +60,22 @@ def test_command_trains_with_the_variables_of_kubeflow(shell):
 
     Kubeflow Trainer sets these variables in pkg/runtime/framework/plugins/torch/torch.go.
     """
-    _, job = check(MANIFEST)
-    trainer = job["spec"]["trainer"]
-    command = shlex.join(trainer["command"]).replace("/snapshots/", "")
+    command = shlex.join(TRAINER["command"]).replace("/snapshots/", "")
     assert command.startswith("torchrun multinode.py 50 10 ")
     command = command.replace("50 10", "10 5")
-    variables = {variable["name"]: variable["value"] for variable in trainer["env"]}
+    variables = {variable["name"]: variable["value"] for variable in TRAINER["env"]}
     port = str(free_port())
     jobs = [
         shell.start(
             command,
             **variables,
-            PET_NNODES=str(trainer["numNodes"]),
+            PET_NNODES=str(TRAINER["numNodes"]),
             PET_NPROC_PER_NODE="1",
             PET_NODE_RANK=str(node_rank),
             PET_MASTER_ADDR="localhost",
             PET_MASTER_PORT=port,
         )
-        for node_rank in range(trainer["numNodes"])
+        for node_rank in range(TRAINER["numNodes"])
     ]
     outputs = [job.succeeds() for job in jobs]
     for rank, output in enumerate(outputs):

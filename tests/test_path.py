@@ -428,3 +428,42 @@ def test_path(clone, names):
     for name in names:
         print(name)
         Reader(clone, name).follow_page()
+
+
+@needs_slurm
+def test_cheat_sheet(tmp_path):
+    """Its commands succeed, in its order; and jobs end with the exit codes that it explains."""
+    (tmp_path / "slurm").symlink_to(ROOT / "slurm")
+    environment = tmp_path / ".venv" / "bin"
+    environment.mkdir(parents=True)
+    (environment / "activate").write_text("PATH=$PWD/.venv/bin:$PATH\n")
+    (environment / "torchrun").write_text("#!/bin/sh\necho started; exec sleep 1000\n")
+    (environment / "torchrun").chmod(0o755)
+    page = (ROOT / "docs" / "cheat_sheet.md").read_text()
+    # The first cell of a row: a command, and ° if this cluster lacks what it needs.
+    rows = re.findall(r"^\| `((?:[a-z]+) [^`]+|sinfo)` (°?) ?\|", page, re.MULTILINE)
+    assert len(rows) == 22
+    terminal = Terminal(tmp_path)
+    terminal.run("slurm/pocket-cluster -n 2 -g 4")
+    job = None
+    for command in [command for command, elsewhere in rows if not elsewhere]:
+        if command.startswith("salloc"):
+            command += " true"  # on a busy machine, its shell sometimes never shows a prompt
+        terminal.enter(command.replace("JOB", str(job)).replace("NODE", "node2"))
+        if command.startswith("tail"):
+            terminal.sees("started")
+            terminal.interrupt()
+            continue
+        assert terminal.status() == 0, terminal.output
+        if submitted := re.search(r"Submitted batch job (\d+)", terminal.read()):
+            job = submitted[1]
+        if "--pty" in command:
+            terminal.run("exit")
+    for ending, shown in [("exit 1", "1:0"), ("kill -9 $$", "0:9")]:
+        terminal.run(f"sbatch --output=/dev/null --wrap '{ending}'")
+        job = re.search(r"Submitted batch job (\d+)", terminal.read())[1]
+        ended = f"scontrol show job {job} | grep -E 'JobState=(FAILED|COMPLETED)'"
+        terminal.run(f"until {ended}; do sleep 0.1; done; scontrol show job {job}")
+        assert f"ExitCode={shown}" in terminal.read() and "JobState=FAILED" in terminal.read()
+    terminal.enter("exit")
+    terminal.status()

@@ -1,10 +1,12 @@
-"""The steps are as short as README says, and `make cascade` carries an edit along them."""
+"""Steps are short, edits are carried along them, all files save alike, commands of make work."""
 
+import re
+import shlex
 import shutil
 from pathlib import Path
 
 import pytest
-from helpers import run
+from helpers import NIGHTLY, needs_slurm, run
 
 from tools import steps
 from tools.steps import ROOT
@@ -78,33 +80,18 @@ def test_cascade_goes_round_a_conflict(copy):
     edit(copy / "singlegpu.py", "lr=0.01", "lr=0.02")
     result = cascade(copy, "singlegpu.py")
     assert result.returncode == 1
-    assert result.stderr == (
-        "cascade: conflict in gpt/gpt.py: resolve the marked lines, "
-        "then run: make cascade FROM=gpt/gpt.py\n"
-        "cascade: conflict in recipes/images.py: resolve the marked lines\n"
-        "cascade: conflict in recipes/fsdp.py: resolve the marked lines\n"
-        "cascade: conflict in by_hand/zero.py: resolve the marked lines, "
-        "then run: make cascade FROM=by_hand/zero.py\n"
-    )
-    left_out = ["gpt/gpt.py", "recipes/fsdp.py", "recipes/images.py", "by_hand/zero.py"]
+    found = re.findall(r"cascade: conflict in (\S+): resolve the marked lines(.*)", result.stderr)
+    conflicts = dict(found)
+    assert {"gpt/gpt.py", "recipes/fsdp.py"} <= conflicts.keys()
+    assert conflicts["gpt/gpt.py"] == ", then run: make cascade FROM=gpt/gpt.py"
+    assert "<<<<<<< gpt/gpt.py" in (copy / "gpt/gpt.py").read_text()
+    left_out = [*conflicts]
     for step in SCRIPT_STEPS:
         if step.base in left_out:
             left_out.append(step.file)
     scripts = [copy / step.file for step in SCRIPT_STEPS if step.file not in left_out]
     assert all("lr=0.02" in script.read_text() for script in scripts)
-
-
-def test_cascade_stops_at_a_conflict(copy):
-    old = "sampler = RandomSampler(dataset, generator=torch.Generator())"
-    edit(copy / "singlegpu.py", old, "sampler = SequentialSampler(dataset)")
-    result = cascade(copy, "singlegpu.py")
-    assert result.returncode == 1
-    assert "conflict in multigpu.py" in result.stderr
-    assert "make cascade FROM=multigpu.py" in result.stderr
-    assert "<<<<<<< multigpu.py" in (copy / "multigpu.py").read_text()
-    assert "SequentialSampler" not in (copy / "multigpu_torchrun.py").read_text()
-    again = cascade(copy, "singlegpu.py")
-    assert "still has conflict marks" in again.stderr
+    assert "still has conflict marks" in cascade(copy, "preemptible.py").stderr
 
 
 @pytest.mark.parametrize("name", ["", "nosuch.py", "recipes/regroup.py"])
@@ -113,3 +100,83 @@ def test_cascade_of_nothing(copy, name):
     assert result.returncode == 1
     assert result.stderr.startswith("cascade: ")
     assert "Traceback" not in result.stderr
+
+
+# What shows only after a power cut, on real GPUs or in a job: read in the sources.
+
+NAMES = ["singlegpu.py", *(step.file for step in steps.ALL if step.file.endswith(".py"))]
+SOURCES = {name: (ROOT / name).read_text() for name in NAMES}
+JOB_FILES = ["slurm/singlegpu.sbatch", *(step.file for step in steps.JOB_STEPS)]
+SYNC_AND_REPLACE = "os.fsync(file.fileno())\n            os.replace(tmp_path, path)"
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "torch.save(" in SOURCES[name]])
+def test_save(name):
+    """A snapshot has reached the disk before it replaces the one before it."""
+    assert SYNC_AND_REPLACE in SOURCES[name]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "torch.load(" in SOURCES[name]])
+def test_load(name):
+    """No rank loads onto the GPU of rank 0; no file runs code, whichever version torch has."""
+    for arguments in re.findall(r"torch\.load\((.*)\)", SOURCES[name]):
+        assert re.search(r', (map_location=)?"cpu"', arguments)
+        assert ", weights_only=True" in arguments
+
+
+# Runs the job file $0, submitted with --export=NONE, and prints what srun gets.
+PRETEND_SLURM = """
+export SLURM_EXPORT_ENV=NONE SLURM_JOB_ID=7 SLURM_NNODES=2 SLURM_GPUS_ON_NODE=2
+source() { true; }
+scontrol() { echo node1; }
+srun() { printf '%s\\n' "$@" "export=$SLURM_EXPORT_ENV"; }
+. "$0"
+"""
+
+
+@pytest.mark.parametrize("name", JOB_FILES)
+def test_job_file(name):
+    """Slurm starts the job with all nodes; after a failure, it ends all or, elastic, none."""
+    lines = run("bash", "-c", PRETEND_SLURM, ROOT / name, "50", "10").stdout.splitlines()
+    assert lines[-3:] == ["50", "10", "export="]
+    text = (ROOT / name).read_text()
+    if "#SBATCH --nodes=1\n" not in text:
+        assert "#SBATCH --wait-all-nodes=1\n" in text
+        if "elastic" in name:
+            assert {"--no-kill", "--wait=60"} <= set(lines)
+        else:
+            assert "--kill-on-bad-exit=1" in lines
+
+
+# The targets of make, and scripts of bench/ and tools/ that no other test runs.
+
+WITH_BENCH = pytest.mark.skipif(
+    not (ROOT / ".venv" / "bench").exists(), reason="get what it compares with: make .venv/bench"
+)
+OLD_FILES = "-o requirements.txt -o requirements-dev.txt -o constraints.txt"
+# What is run here, at its smallest size, and something that it prints.
+COMMANDS = [
+    ("make help", "make cascade"),
+    ("make lint", "ruff format --check"),
+    ("make --dry-run check STAGE=multigpu FILE=a.py", "judge.check multigpu 'a.py'"),
+    ("python tools/steps.py", "singlegpu.py -> multigpu.py: "),
+    ("python -m tools.chain.run --help", "usage: run.py"),
+    ("python -m tools.judge.faults 1", "class Trainer:"),
+    ("python -m bench.scaling", "best interval"),
+    pytest.param("python -m bench.recovery_time 1", "regroup.py: ", marks=NIGHTLY),
+    pytest.param(
+        "make bench BENCH_ARGS='--rounds 1 --epochs 1'",
+        "x raw DDP",
+        marks=[pytest.mark.long, WITH_BENCH],
+    ),
+    pytest.param("make chaos FAULTS=1 SEED=281", ": good", marks=[pytest.mark.long, needs_slurm]),
+]
+
+
+@pytest.mark.parametrize(("command", "output"), COMMANDS)
+def test_command(command, output):
+    # The environment is that of this test, and stays as it is.
+    command = command.replace("make ", f"make {OLD_FILES} ")
+    result = run(*shlex.split(command))
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert output in result.stdout

@@ -1,7 +1,9 @@
 """What each recipe claims; and that all of them, as the stages do, resume after a kill."""
 
+import json
 import re
 import signal
+import socket
 
 import pytest
 import torch
@@ -14,6 +16,8 @@ from helpers import (
     patch,
     reference_run,
     resize,
+    run,
+    snippet,
     weights_and_momentum,
 )
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -122,8 +126,7 @@ def test_evaluated_by_any_number_of_ranks(shell):
     With BatchNorm and dropout, which evaluate in another way than they train.
     """
     script = patch(shell.folder, "recipes/evaluate.py", BATCH_NORM_AND_DROPOUT)
-    command = f"torchrun --standalone --nproc_per_node=2 {script} 3 3 --seed 1"
-    logs = [shell.run(command)]
+    logs = [shell.ranks(f"{script} 3 3 --seed 1", 2).succeeds()]
     logs += [shell.ranks(f"{script} 3", ranks).succeeds() for ranks in (1, 3)]
     model = singlegpu.ToyModel()
     model.relu = nn.Sequential(nn.ReLU(), nn.BatchNorm1d(10), nn.Dropout(0.1))
@@ -167,17 +170,6 @@ def test_curves_after_a_kill(shell):
     losses = reference_run(16, 256)[2]
     assert [value for _, value in drawn["loss"]] == pytest.approx(losses, rel=1e-3, abs=1e-5)
     assert {round(value, 6) for _, value in drawn["learning_rate"]} == {0.01}
-
-
-@pytest.mark.parametrize("name", ["tensorboard_logging", "monitor"])
-def test_each_run_has_its_own_curves(shell, name):
-    """Two snapshots of the same name, in two folders."""
-    for folder in ("a", "b"):
-        (shell.folder / folder).mkdir()
-        shell.ranks(f"recipes/{name}.py 4 --snapshot_path {folder}/s.pt").succeeds()
-    log_dirs = {path.parent for path in shell.folder.rglob("events.out.tfevents.*")}
-    losses = [curves(log_dir)["loss"] for log_dir in log_dirs]
-    assert len(losses) == 2 and losses[0] == losses[1] != []
 
 
 def test_sharded_is_as_replicated(shell):
@@ -235,3 +227,177 @@ def test_snapshot_cannot_be_read_or_written(shell, name):
         [shell.folder], f"{name} 1 --snapshot_path s", full_disk_folders=[shell.folder]
     )
     job.fails("cannot save s: disk full, or file used by another run? [Errno 27] File too large")
+
+
+# monitor.py and stragglers.py: a plain loop's numbers, slow data, and which rank is slow.
+
+# The ranks train on 2048 samples, 64 per step; loading those of rank 1 takes it 32 ms per step.
+SLOW_DATA = """
+class SlowDataset(script.ToyDataset):
+    def __getitem__(self, index):
+        if os.environ["RANK"] == "1":
+            time.sleep(0.001)
+        return super().__getitem__(index)
+script.ToyDataset = SlowDataset
+"""
+
+# The forward pass takes 20 ms, that of the slow rank 25 ms: it has 0.8 times the speed. The wait
+# for most of it leaves the cores to the other ranks: with more ranks than cores, all would be slow.
+SLOW_RANK = """
+class SlowModel(script.ToyModel):
+    def forward(self, inputs):
+        ms = 25 if os.environ["RANK"] == os.environ.get("SLOW_RANK") else 20
+        end = time.perf_counter() + ms / 1000
+        time.sleep(0.95 * ms / 1000)
+        while time.perf_counter() < end:
+            torch.mm(WEIGHT, WEIGHT)
+        return super().forward(inputs)
+
+WEIGHT = torch.ones(30, 30)
+script.ToyModel = SlowModel
+"""
+
+
+def logged(output):
+    """Returns the numbers of each line by name, and what it says of a rank, by step."""
+    lines = re.findall(r"^step (\d+) \| (.*) \| (\w+: rank .*)$", output, re.MULTILINE)
+    return {
+        int(step): ({k: float(v) for k, v in re.findall(r"(\w+) (\S+)", values)}, named)
+        for step, values, named in lines
+    }
+
+
+def plain_loop(steps):
+    """Returns the loss and the norm of the gradient of each step, in one process without DDP."""
+    dataset = singlegpu.ToyDataset(2048)
+    torch.manual_seed(0)
+    model = singlegpu.ToyModel()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    order = torch.randperm(2048, generator=torch.Generator().manual_seed(0))
+    found = []
+    for batch in order.split(64)[:steps]:
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(dataset.inputs[batch]), dataset.targets[batch])
+        loss.backward()
+        optimizer.step()
+        norm = torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).norm()
+        found.append((loss.item(), norm.item()))
+    return found
+
+
+def test_numbers_of_a_run_with_slow_data(shell):
+    """stragglers.py and, in it, monitor.py log the plain loop's numbers, and rank 1 is slow."""
+    script = patch(shell.folder, "recipes/stragglers.py", SLOW_DATA)
+    lines = logged(shell.ranks(f"{script} 1 --log_every 16", 2).succeeds())
+    assert list(lines) == [16, 32]
+    reference = plain_loop(32)
+    for step, (numbers, named) in lines.items():
+        loss, norm = reference[step - 1]
+        assert numbers["loss"] == pytest.approx(loss, rel=1e-3)
+        assert numbers["gradient_norm"] == pytest.approx(norm, rel=1e-3)
+        assert numbers["learning_rate"] == 0.01
+        assert 50 < numbers["samples_per_second"] < 64 / 0.032
+        assert 0.05 < numbers["peak_memory_gb"] < 5
+        assert 0.4 < numbers["data_share"] <= 1
+        assert numbers["median_rank_ms"] < 32 < numbers["slowest_rank_ms"]
+        assert named == f"straggler: rank 1 on {socket.gethostname()}"
+    drawn = curves(shell.folder / "snapshot.pt.logs")
+    assert drawn.keys() == lines[16][0].keys()
+    for name, points in drawn.items():
+        printed = {step: numbers[name] for step, (numbers, _) in lines.items()}
+        assert dict(points) == pytest.approx(printed, rel=1e-4)
+    resumed = logged(shell.ranks(f"{script} 2 --log_every 20", 2).succeeds())
+    assert list(resumed) == [40, 60]
+    for numbers, _ in resumed.values():  # of 40, over 8 steps: none counts those of the run before
+        assert 50 < numbers["samples_per_second"] < 64 / 0.032
+
+
+@pytest.mark.nightly
+@pytest.mark.long
+@pytest.mark.parametrize("is_slow", [True, False])
+def test_slow_rank_is_named(shell, is_slow):
+    """Each of three, in a run of 100 steps; and no rank is, in three runs without."""
+    script = patch(shell.folder, "recipes/stragglers.py", SLOW_RANK)
+    for rank in range(3):
+        variables = {"SLOW_RANK": str(rank)} if is_slow else {}
+        command = f"{script} 1 --batch_size 6 --snapshot_path {rank}.pt"  # 114 steps
+        output = shell.ranks(command, 3, **variables).succeeds()
+        assert list(logged(output)) == [50, 100]
+        named = set(re.findall(r"straggler: rank (\d)", output))
+        assert named == set(variables.values()), output
+
+
+# profiler.py: a trace of three steps of rank 0.
+
+
+def events(trace):
+    """Returns the events of a trace with a duration, in the order in which they began."""
+    events = json.loads(trace.read_text())["traceEvents"]
+    return sorted((event for event in events if event["ph"] == "X"), key=lambda event: event["ts"])
+
+
+def named(events, pattern):
+    return [event for event in events if re.match(pattern, event["name"])]
+
+
+def end(event):
+    return event["ts"] + event["dur"]
+
+
+def test_trace_of_three_steps(shell):
+    """Only rank 0 writes, each phase is there once per step, and training is that of multinode.py.
+
+    The ranks share no folder, so that it shows which of them writes.
+    """
+    folders = [shell.folder / "rank0", shell.folder / "rank1"]
+    shell.ranks_on(folders, "multinode.py 2 1 --snapshot_path plain.pt").succeeds()
+    output = shell.ranks_on(folders, "recipes/profiler.py 2 1 --snapshot_path p.pt").succeeds()
+    assert output.count("saving the trace p.pt.trace.json\n") == 1
+    assert [path.name for path in folders[0].glob("*trace*")] == ["p.pt.trace.json"]
+    assert not list(folders[1].glob("p.pt*"))
+    trace = folders[0] / "p.pt.trace.json"
+    found = events(trace)
+    steps = named(found, "ProfilerStep")
+    assert [step["name"] for step in steps] == [f"ProfilerStep#{n}" for n in (7, 8, 9)]
+    phases = (
+        r"enumerate\(DataLoader\)#.*__next__",
+        r"DistributedDataParallel\.forward",
+        r"MseLossBackward0",
+        r"c10d::allreduce_",
+        r"Optimizer\.step#SGD\.step",
+    )
+    for pattern in phases:
+        starts = [event["ts"] for event in named(found, pattern)]
+        assert len(starts) == 3, (pattern, starts)
+        assert all(
+            step["ts"] <= start <= end(step) for step, start in zip(steps, starts, strict=True)
+        )
+    plain, profiled = (load(folders[0] / name) for name in ("plain.pt", "p.pt"))
+    assert equal_snapshots(plain, profiled)
+
+
+@pytest.mark.parametrize("steps, profiled", [(3, 0), (6, 0), (8, 1)])
+def test_run_shorter_than_the_schedule(shell, steps, profiled):
+    """An epoch is one step here. What is profiled by the end is saved; before that, nothing."""
+    shell.ranks(f"recipes/profiler.py {steps} {steps} --batch_size 2048").succeeds()
+    traces = list(shell.folder.glob("*.trace.json"))
+    assert len(traces) == min(profiled, 1)
+    for trace in traces:
+        assert len(named(events(trace), r"Optimizer\.step#")) == profiled
+
+
+def test_all_reduce_begins_during_backward(shell):
+    """The page's command makes a model whose gradients fill two of DDP's buckets."""
+    sed = snippet("recipes/profiler.md", "> wide.py", "sh").partition("torchrun")[0]
+    sed = sed.replace("> wide.py", f"> {shell.folder}/wide.py")
+    assert run("sh", "-c", sed).returncode == 0
+    shell.ranks(f"{shell.folder}/wide.py 1 1 --snapshot_path wide.pt", 2).succeeds()
+    found = events(shell.folder / "wide.pt.trace.json")
+    steps = named(found, "ProfilerStep")
+    assert len(steps) == 3
+    for step in steps:
+        inside = [event for event in found if step["ts"] <= event["ts"] < end(step)]
+        all_reduces = named(inside, "c10d::allreduce_")
+        backward = named(inside, "autograd::engine::evaluate_function")
+        assert len(all_reduces) == 2
+        assert backward[0]["ts"] < all_reduces[0]["ts"] < backward[-1]["ts"]

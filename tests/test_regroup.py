@@ -43,6 +43,10 @@ def two_free_ports():
             return port
 
 
+def complete_lines(path):
+    return path.read_text().split("\n")[:-1]  # the last one may still be written
+
+
 class Training:
     """A coordinator, and processes that come and go; see `RECORD`."""
 
@@ -61,19 +65,11 @@ class Training:
         while not self.coordinator_listens():
             assert not limit.passed(), self.coordinator.output
             time.sleep(0.05)
-        self.refuses_strangers()
         self.processes = []
 
     def coordinator_listens(self):
         with socket.socket() as client:
             return client.connect_ex(("localhost", self.port + 1)) == 0
-
-    def refuses_strangers(self):
-        """Asserts that a port scanner's connection is closed, and does not count as a process."""
-        with socket.create_connection(("localhost", self.port), TIMEOUT_S) as stranger:
-            stranger.sendall(b"GET / HTTP/1.0\r\n\r\n")
-            with contextlib.suppress(ConnectionResetError):  # closed before it has read all
-                assert stranger.recv(1) == b""
 
     def join(self):
         self.processes.append(self.shell.ranks(self.command))
@@ -87,20 +83,17 @@ class Training:
     def steps(self):
         """Returns the steps that each process has completed."""
         paths = self.shell.folder.glob("*.steps")
-        return [[json.loads(line) for line in path.open() if line[-1] == "\n"] for path in paths]
+        return [[json.loads(line) for line in complete_lines(path)] for path in paths]
 
-    def last_steps(self):
-        for path in self.shell.folder.glob("*.steps"):
-            with path.open("rb") as file:
-                file.seek(max(0, path.stat().st_size - 200))
-                lines = file.read().split(b"\n")
-            if len(lines) > 1:
-                yield json.loads(lines[-2])
+    def last_step(self):
+        """Returns the step that has begun last, of those that are completed."""
+        texts = map(complete_lines, self.shell.folder.glob("*.steps"))
+        return max((json.loads(lines[-1]) for lines in texts if lines), default=[None])
 
     def wait_for_group(self, size):
         """Waits until a step is completed in a group of so many processes."""
         limit = TimeLimit()
-        while max(self.last_steps(), default=[None])[-1] != size:
+        while self.last_step()[-1] != size:
             assert not limit.passed(), self.processes[0].output
             time.sleep(0.02)
 
@@ -123,15 +116,6 @@ class Training:
         return steps
 
 
-def recovery_s(steps, kill):
-    """Returns the time from a kill to the next step of a new group, which that completes.
-
-    It is 0 if no group followed: the killed process had only started.
-    """
-    group = max((group for when, _, group, _ in steps if when < kill), default=0)
-    return min((when for when, _, number, _ in steps if number > group), default=kill) - kill
-
-
 @pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_killed_and_joined(shell, num_workers):
     """Among the killed are rank 0, and all but one; one joins in the end."""
@@ -139,14 +123,12 @@ def test_killed_and_joined(shell, num_workers):
     for size in (1, 2, 3):
         training.join()
         training.wait_for_group(size)
-    kills = []
     for size in (2, 1):
-        kills.append(training.kill(training.processes[0]))
+        training.kill(training.processes[0])
         training.wait_for_group(size)
     training.join()
     training.wait_for_group(2)
-    steps = training.ends()
-    print("recovered after", [recovery_s(steps, kill) for kill in kills])
+    training.ends()
 
 
 @pytest.mark.long
@@ -204,27 +186,24 @@ def test_bad_addresses(shell, arguments, message):
 
 @pytest.mark.nightly
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(3))
 def test_twenty_kills(shell, seed):
     """At random moments, among 1 to 6 processes, which others join; some kills come in pairs."""
     rng = random.Random(seed)
     training = Training(shell, 200, patience=30)
     kills = []
-    oldest_killed = 0  # rank 0, unless it is still starting
-    joins = 0
     while len(kills) < 20:
         size = len(training.processes)
         if size > 1 and (size == 6 or rng.random() < 0.5):
-            process = rng.choice(training.processes)
-            oldest_killed += process is training.processes[0]
-            kills.append(training.kill(process))
+            kills.append(training.kill(rng.choice(training.processes)))
         else:
             training.join()
-            joins += 1
         if rng.random() < 0.7:
             training.wait_for_group(len(training.processes))
             time.sleep(rng.random() / 10)  # not a wait, but a random moment
     steps = training.ends()
-    recoveries = sorted(recovery_s(steps, kill) for kill in kills)
-    print(f"{oldest_killed} times the oldest killed, {joins} joins, recovered after {recoveries}")
-    assert recoveries[-1] < 30 + 3  # the patience and the time-out
+    for kill in kills:
+        group = max((number for when, _, number, _ in steps if when < kill), default=0)
+        # No later group: the killed process had only started.
+        next_step = min((when for when, _, number, _ in steps if number > group), default=kill)
+        assert next_step - kill < 30 + 3  # the patience and the time-out

@@ -1,5 +1,6 @@
 """Every stage trains the same model: on any number of ranks, interrupted or not, killed or not."""
 
+import os
 import re
 import signal
 import sys
@@ -14,10 +15,8 @@ from helpers import (
     fences,
     patch,
     reference_run,
-    run,
     weights_and_momentum,
 )
-from torch import nn
 
 import singlegpu
 from tools.launch.jobs import pretend_gpus
@@ -30,7 +29,7 @@ def test_interrupted_is_uninterrupted_in_every_stage(shell, monkeypatch):
     snapshot = shell.folder / "snapshot.pt"
     for epochs, script in enumerate(SCRIPTS[:4], 1):
         workers = epochs // 4  # the last time with a worker process for the data
-        arguments = f"{epochs} 3 --batch_size 64 --num_workers {workers}"
+        arguments = f"{epochs} 3 --batch_size 64 --seed 1 --num_workers {workers}"
         done = f"{epochs - 1} of {epochs} epochs done, 32 steps per epoch, on "
         if script == "singlegpu.py":
             monkeypatch.chdir(shell.folder)
@@ -43,35 +42,9 @@ def test_interrupted_is_uninterrupted_in_every_stage(shell, monkeypatch):
             assert f"{done}cpu of " in shell.ranks(f"{script} {arguments}").succeeds()
         assert load(snapshot)["epochs_run"] == epochs
         weights, momentum = weights_and_momentum(snapshot)
-        expected_weights, expected_momentum, _ = reference_run(epochs, 64)
+        expected_weights, expected_momentum, _ = reference_run(epochs, 64, seed=1)
         assert all(map(torch.equal, weights, expected_weights)), script
         assert all(map(torch.equal, momentum, expected_momentum)), script
-
-
-def test_dropout_repeats_after_a_resume(tmp_path, monkeypatch):
-    """A model with random numbers of its own, resumed, ends as if it had never stopped."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(singlegpu.ToyModel, "forward", forward_with_dropout)
-    for path, totals in [("resumed.pt", "12"), ("straight.pt", "2")]:
-        for total in totals:
-            monkeypatch.setattr(sys, "argv", ["singlegpu.py", total, "1", "--snapshot_path", path])
-            singlegpu.main(singlegpu.parse_args())
-    resumed, straight = (weights_and_momentum(f"{name}.pt")[0] for name in ("resumed", "straight"))
-    assert all(map(torch.equal, resumed, straight))
-    assert not any(map(torch.equal, straight, reference_run(2, 32)[0]))
-
-
-def forward_with_dropout(model, inputs):
-    return model.net2(nn.functional.dropout(model.relu(model.net1(inputs)), 0.5))
-
-
-def test_seed_changes_the_result(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["singlegpu.py", "1", "--seed", "1"])
-    singlegpu.main(singlegpu.parse_args())
-    result, _ = weights_and_momentum("snapshot.pt")
-    assert all(map(torch.equal, result, reference_run(1, 32, seed=1)[0]))
-    assert not any(map(torch.equal, result, reference_run(1, 32)[0]))
 
 
 # For `patch`: after five epochs, all wait, until one of them is killed and torchrun restarts them.
@@ -90,11 +63,7 @@ def test_killed_worker_is_restarted(shell):
         f"torchrun --standalone --nproc_per_node=2 --max-restarts=3 {script} 20 5"
     )
     job.wait_for("epoch 5 |")
-    # Of the job's own, as there may be others on this machine.
-    pgrep = run("pgrep", "-n", "-f", "multigpu_torchrun.py", "-P", str(job.torchrun()))
-    number = pgrep.stdout.strip()
-    assert int(number) in job.workers().values()
-    assert run("kill", "-9", number).returncode == 0
+    os.kill(job.workers()[1], signal.SIGKILL)
     assert job.wait() == 0, job.output
     # torchrun may have ended the other before it says so.
     consequence = documented_error("This is typically caused by a remote worker")
@@ -106,21 +75,6 @@ def test_killed_worker_is_restarted(shell):
     assert len(starts) == 2, job.output
     assert starts[1].startswith("5 of 20 ")
     assert_trained(shell.folder / "snapshot.pt", 20, 64)
-
-
-def test_exception_is_the_root_cause(shell):
-    """torchrun reports the exception of the rank that failed first, in place of a bare status."""
-    setup = """
-if os.environ["RANK"] == "1":
-    def fail_to_train(self):
-        raise ValueError("no such luck")
-    script.Trainer.train = fail_to_train
-"""
-    script = patch(shell.folder, "multigpu_torchrun.py", setup)
-    job = shell.start(f"torchrun --standalone --nproc_per_node=2 {script} 5")
-    assert job.wait() == 1
-    cause = job.output.partition(documented_error("Root Cause (first observed failure):"))[2]
-    assert "ValueError: no such luck" in cause
 
 
 # For `patch`: the process is killed in the middle of saving its second epoch.
@@ -171,15 +125,3 @@ def test_trained_model_is_used(shell, monkeypatch, capsys):
     names["snapshot"]["model"] = {f"module.{name}": weights[name] for name in weights}
     exec(prefixed, names)
     assert list(names["snapshot"]["model"]) == list(weights)
-
-
-def test_a_resumed_run_keeps_its_learning_rate(tmp_path, monkeypatch):
-    """As docs/your_project.md says: that of the snapshot, not that of the script."""
-    arguments = ["singlegpu.py", "1", "1", "--snapshot_path", str(tmp_path / "snapshot.pt")]
-    monkeypatch.setattr(sys, "argv", arguments)
-    args = singlegpu.parse_args()
-    singlegpu.main(args)
-    model = singlegpu.ToyModel()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
-    singlegpu.Trainer(model, None, None, optimizer, torch.device("cpu"), args)
-    assert optimizer.param_groups[0]["lr"] == 0.01
