@@ -41,15 +41,38 @@ class AllToAllRows(torch.autograd.Function):
     """Sends the first `sent[0]` rows of `x` to rank 0, and so on; returns those that came."""
 
     @staticmethod
-    def forward(ctx, x, sent, received):
-        ctx.way_back = (received, sent)
+    def forward(ctx, x, sent, received, group):
+        ctx.way_back = (received, sent, group)
         output = x.new_empty(sum(received), *x.shape[1:])
-        dist.all_to_all_single(output, x.contiguous(), received, sent)
+        dist.all_to_all_single(output, x.contiguous(), received, sent, group)
         return output
 
     @staticmethod
     def backward(ctx, gradient):
-        return AllToAllRows.apply(gradient, *ctx.way_back), None, None
+        return AllToAllRows.apply(gradient, *ctx.way_back), None, None, None
+
+
+class Experts(nn.Module):
+    """`n_experts` MLPs; maps rows of shape (rows, n_embd), each by the expert of that number."""
+
+    def __init__(self, n_embd, n_experts):
+        super().__init__()
+        self.up = nn.Parameter(torch.empty(n_experts, n_embd, 4 * n_embd))
+        self.down = nn.Parameter(torch.empty(n_experts, 4 * n_embd, n_embd))
+
+    def forward(self, inputs, expert_ids):
+        order = expert_ids.argsort(stable=True)
+        ups = self.up.to_local()
+        downs = self.down.to_local()
+        counts = expert_ids.bincount(minlength=len(ups))
+        groups = inputs[order].split(counts.tolist())  # the rows of each expert
+        experts = zip(groups, ups, downs, strict=True)
+        outputs = [F.gelu(group @ up) @ down for group, up, down in experts]
+        return torch.cat(outputs)[order.argsort()]  # in the order of `inputs`
+
+
+def shard_channels(weights):  # the first dimension, the experts, is sharded already
+    return Shard(1)
 
 
 class MixtureOfExperts(nn.Module):
@@ -61,21 +84,24 @@ class MixtureOfExperts(nn.Module):
         self.load = 0  # tokens of each expert, of this step's micro-batches
         self.router = nn.Linear(n_embd, n_experts, bias=False)
         self.register_buffer("bias", torch.empty(n_experts))  # of the selection only
-        self.up = nn.Parameter(torch.empty(n_experts, n_embd, 4 * n_embd))
-        self.down = nn.Parameter(torch.empty(n_experts, 4 * n_embd, n_embd))
+        self.experts = Experts(n_embd, n_experts)
 
     def shard_experts(self, mesh):
-        """Leaves this rank only the weights of its own experts, and returns them."""
-        self.up = nn.Parameter(distribute_tensor(self.up, mesh, [Shard(0)]))
-        self.down = nn.Parameter(distribute_tensor(self.down, mesh, [Shard(0)]))
-        return {self.up, self.down}
+        """Leaves each rank of the mesh whole experts of its own, to which the others send rows."""
+        self.mesh = mesh
+        self.experts.up = nn.Parameter(distribute_tensor(self.experts.up, mesh, [Shard(0)]))
+        self.experts.down = nn.Parameter(distribute_tensor(self.experts.down, mesh, [Shard(0)]))
 
     def forward(self, x):
         tokens = x.flatten(0, 1)
-        scores = self.router(tokens).sigmoid()  # (tokens, n_experts)
-        selected = (scores + self.bias).topk(self.top_k).indices  # (tokens, top_k)
+        with torch.autocast(x.device.type, enabled=False):  # bfloat16 would select other experts
+            scores = self.router(tokens.to(self.router.weight.dtype)).sigmoid()
+        # scores is of shape (tokens, n_experts), selected of (tokens, top_k).
+        selected = (scores + self.bias).topk(self.top_k).indices
         if torch.is_grad_enabled():  # not where it evaluates
             self.load += selected.flatten().bincount(minlength=len(self.bias))
+        if torch.is_autocast_enabled(x.device.type):
+            tokens = tokens.bfloat16()  # as the experts are
         inputs = tokens.repeat_interleave(self.top_k, 0)  # one for each expert selected
         outputs = self._send_to_experts(inputs, selected.flatten())
         outputs = outputs.unflatten(0, selected.shape)  # (tokens, top_k, n_embd)
@@ -84,29 +110,18 @@ class MixtureOfExperts(nn.Module):
 
     def _send_to_experts(self, inputs, expert_ids):
         """Runs each row of `inputs` on the rank that has its expert, and returns the outputs."""
-        experts_per_rank = len(self.up.to_local())
+        experts_per_rank = len(self.bias) // self.mesh.size()
         ranks = expert_ids // experts_per_rank
         order = ranks.argsort(stable=True)
-        sent = ranks.bincount(minlength=dist.get_world_size())  # rows for each rank
+        group = self.mesh.get_group()
+        sent = ranks.bincount(minlength=self.mesh.size())  # rows for each rank
         received = torch.empty_like(sent)  # rows from each rank
-        dist.all_to_all_single(received, sent)
+        dist.all_to_all_single(received, sent, group=group)
         sent, received = torch.stack([sent, received]).tolist()
-        inputs = inputs.to(self.router.weight.dtype)  # bfloat16 on GPUs: half as many bytes
-        local_inputs = AllToAllRows.apply(inputs[order], sent, received)
-        local_ids = AllToAllRows.apply(expert_ids[order] % experts_per_rank, sent, received)
-        local_outputs = self._run_experts(local_inputs, local_ids)
-        return AllToAllRows.apply(local_outputs, received, sent)[order.argsort()]
-
-    def _run_experts(self, inputs, expert_ids):
-        """Returns the output for each row of `inputs`, of the expert that `expert_ids` names."""
-        order = expert_ids.argsort(stable=True)
-        ups = self.up.to_local().to(inputs.dtype)
-        downs = self.down.to_local().to(inputs.dtype)
-        counts = expert_ids.bincount(minlength=len(ups))
-        groups = inputs[order].split(counts.tolist())  # the rows of each expert
-        experts = zip(groups, ups, downs, strict=True)
-        outputs = [F.gelu(group @ up) @ down for group, up, down in experts]
-        return torch.cat(outputs)[order.argsort()]  # in the order of `inputs`
+        local_inputs = AllToAllRows.apply(inputs[order], sent, received, group)
+        local_ids = AllToAllRows.apply(expert_ids[order] % experts_per_rank, sent, received, group)
+        local_outputs = self.experts(local_inputs, local_ids)
+        return AllToAllRows.apply(local_outputs, received, sent, group)[order.argsort()]
 
 
 class Block(nn.Module):
@@ -327,7 +342,7 @@ class Trainer:
             loss = self.loss_fn(self.model(inputs), targets)
         loss.backward()
         self._average_expert_gradients()
-        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self._clip_grad_norm(1.0)
         self.optimizer.step()
         self._balance_experts()
         self.total_loss += loss.detach() * len(inputs)
@@ -335,10 +350,17 @@ class Trainer:
         self.tokens += inputs.numel()
 
     def _average_expert_gradients(self):
-        """Divides the sums over all ranks' samples, as FSDP has done with the other gradients."""
+        """Divides the sums over the rows of `ep_size` ranks; FSDP has averaged over the others."""
         for block in self.model.blocks:
-            for experts in (block.moe.up, block.moe.down):
-                experts.grad.div_(experts.device_mesh.size())
+            for weights in block.moe.experts.parameters():
+                weights.grad.div_(self.args.ep_size)
+
+    def _clip_grad_norm(self, max_norm):
+        """As nn.utils.clip_grad_norm_, which takes one mesh: that of a group of the optimizer."""
+        groups = [group["params"] for group in self.optimizer.param_groups]
+        norms = [nn.utils.get_total_norm(p.grad for p in group).full_tensor() for group in groups]
+        for group in groups:
+            nn.utils.clip_grads_with_norm_(group, max_norm, torch.stack(norms).norm())
 
     @torch.no_grad()
     def _balance_experts(self):
@@ -516,6 +538,8 @@ def parse_args():
     parser.add_argument("--n_embd", type=int, default=128)
     parser.add_argument("--n_experts", type=int, default=8, help="of each block")
     parser.add_argument("--top_k", type=int, default=2, help="experts of each token")
+    world_size = int(os.environ.get("WORLD_SIZE", 1))
+    parser.add_argument("--ep_size", type=int, default=world_size, help="ranks with other experts")
     parser.add_argument("--context", type=int, default=64, help="in bytes")
     parser.add_argument("--learning_rate", type=float, default=1e-3)
     parser.add_argument("--warmup_steps", type=int, help="default: a tenth of the training")
@@ -537,6 +561,10 @@ def parse_args():
         parser.error("the model's sizes must be 1 or more, and --n_head divide --n_embd")
     if not 1 <= args.top_k <= args.n_experts:
         parser.error("--top_k must be 1 or more, and at most --n_experts")
+    if args.ep_size < 1 or args.n_experts % args.ep_size or world_size % args.ep_size:
+        parser.error(f"--ep_size must divide --n_experts and the {world_size} ranks")
+    if args.n_embd % (world_size // args.ep_size):
+        parser.error(f"{world_size // args.ep_size} shards of each expert must divide --n_embd")
     if not 0 < args.learning_rate < math.inf:
         parser.error("--learning_rate must be more than 0")
     if args.generate < 0:
@@ -561,9 +589,11 @@ def parse_args():
 
 def configure_optimizer(model, learning_rate):
     """AdamW, with weight decay for matrices but not for biases and norms."""
-    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    experts = [p for p in model.parameters() if p.dim() == 3]  # on a mesh of their own
+    matrices = [p for p in model.parameters() if p.dim() == 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    groups.append({"params": experts, "weight_decay": 0.1})
     return torch.optim.AdamW(groups, learning_rate, betas=(0.9, 0.95), fused=matrices[0].is_cuda)
 
 
@@ -593,11 +623,14 @@ def main(args):
     fsdp_config = {"mesh": mesh["dp"]}
     if torch.cuda.is_bf16_supported(including_emulation=False):
         fsdp_config["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)
-    if args.n_experts % dist.get_world_size():
-        sys.exit(f"--n_experts must be a multiple of the {dist.get_world_size()} ranks")
+    mesh_shape = (dist.get_world_size() // args.ep_size, args.ep_size)
+    expert_mesh = init_device_mesh(device.type, mesh_shape, mesh_dim_names=("shard", "ep"))
+    expert_config = fsdp_config | {"mesh": expert_mesh["shard"]}
     for block in model.blocks:
-        experts = block.moe.shard_experts(mesh["dp"])
-        fully_shard(block, **fsdp_config, ignored_params=experts)
+        block.moe.shard_experts(expert_mesh["ep"])
+        fully_shard(block.moe.experts, **expert_config, shard_placement_fn=shard_channels)
+        fully_shard(block.moe.router, mesh=fsdp_config["mesh"])  # in float32
+        fully_shard(block, **fsdp_config)
     fully_shard([model.norm, model.head], **fsdp_config, reshard_after_forward=False)
     fully_shard(model, **fsdp_config)
     model.to_empty(device=device)  # memory for this rank's shards

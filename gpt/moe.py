@@ -37,6 +37,23 @@ from tqdm import tqdm
 SNAPSHOT_NAMES = f"epoch_{4 * '[0-9]'}_sample_{12 * '[0-9]'}"  # a glob pattern
 
 
+class Experts(nn.Module):
+    """`n_experts` MLPs; maps rows of shape (rows, n_embd), each by the expert of that number."""
+
+    def __init__(self, n_embd, n_experts):
+        super().__init__()
+        self.up = nn.Parameter(torch.empty(n_experts, n_embd, 4 * n_embd))
+        self.down = nn.Parameter(torch.empty(n_experts, 4 * n_embd, n_embd))
+
+    def forward(self, inputs, expert_ids):
+        order = expert_ids.argsort(stable=True)
+        counts = expert_ids.bincount(minlength=len(self.up))
+        groups = inputs[order].split(counts.tolist())  # the rows of each expert
+        experts = zip(groups, self.up, self.down, strict=True)
+        outputs = [F.gelu(group @ up) @ down for group, up, down in experts]
+        return torch.cat(outputs)[order.argsort()]  # in the order of `inputs`
+
+
 class MixtureOfExperts(nn.Module):
     """Each token, of (batch, time, n_embd), takes the `top_k` MLPs that a router selects."""
 
@@ -46,29 +63,23 @@ class MixtureOfExperts(nn.Module):
         self.load = 0  # tokens of each expert, of this step's micro-batches
         self.router = nn.Linear(n_embd, n_experts, bias=False)
         self.register_buffer("bias", torch.empty(n_experts))  # of the selection only
-        self.up = nn.Parameter(torch.empty(n_experts, n_embd, 4 * n_embd))
-        self.down = nn.Parameter(torch.empty(n_experts, 4 * n_embd, n_embd))
+        self.experts = Experts(n_embd, n_experts)
 
     def forward(self, x):
         tokens = x.flatten(0, 1)
-        scores = self.router(tokens).sigmoid()  # (tokens, n_experts)
-        selected = (scores + self.bias).topk(self.top_k).indices  # (tokens, top_k)
+        with torch.autocast(x.device.type, enabled=False):  # bfloat16 would select other experts
+            scores = self.router(tokens.to(self.router.weight.dtype)).sigmoid()
+        # scores is of shape (tokens, n_experts), selected of (tokens, top_k).
+        selected = (scores + self.bias).topk(self.top_k).indices
         if torch.is_grad_enabled():  # not where it evaluates
             self.load += selected.flatten().bincount(minlength=len(self.bias))
+        if torch.is_autocast_enabled(x.device.type):
+            tokens = tokens.bfloat16()  # as the experts are
         inputs = tokens.repeat_interleave(self.top_k, 0)  # one for each expert selected
-        outputs = self._run_experts(inputs, selected.flatten())
+        outputs = self.experts(inputs, selected.flatten())
         outputs = outputs.unflatten(0, selected.shape)  # (tokens, top_k, n_embd)
         weights = scores.gather(1, selected)
         return (outputs * weights[:, :, None]).sum(1).view_as(x)
-
-    def _run_experts(self, inputs, expert_ids):
-        """Returns the output for each row of `inputs`, of the expert that `expert_ids` names."""
-        order = expert_ids.argsort(stable=True)
-        counts = expert_ids.bincount(minlength=len(self.up))
-        groups = inputs[order].split(counts.tolist())  # the rows of each expert
-        experts = zip(groups, self.up, self.down, strict=True)
-        outputs = [F.gelu(group @ up) @ down for group, up, down in experts]
-        return torch.cat(outputs)[order.argsort()]  # in the order of `inputs`
 
 
 class Block(nn.Module):
@@ -549,6 +560,7 @@ def main(args):
     if torch.cuda.is_bf16_supported(including_emulation=False):
         fsdp_config["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)
     for block in model.blocks:
+        fully_shard(block.moe.router, mesh=fsdp_config["mesh"])  # in float32
         fully_shard(block, **fsdp_config)
     fully_shard([model.norm, model.head], **fsdp_config, reshard_after_forward=False)
     fully_shard(model, **fsdp_config)

@@ -234,7 +234,11 @@ def signal_oneself(self, inputs, targets):
 # DDP's mean of the gradients and local SGD's of the weights are the same for a linear optimizer;
 # and AdamW and clipping would hide a constant factor.
 PLAIN_SGD = """
-script.configure_optimizer = lambda model, lr: torch.optim.SGD(model.parameters(), lr, momentum=0.9)
+def configure_sgd(model, learning_rate):
+    # A group each, since expert_parallel.py clips those of a mesh together.
+    groups = [{"params": [p]} for p in model.parameters()]
+    return torch.optim.SGD(groups, learning_rate, momentum=0.9)
+script.configure_optimizer = configure_sgd
 nn.utils.clip_grad_norm_ = lambda parameters, max_norm, **options: None
 nn.utils.clip_grads_with_norm_ = lambda parameters, max_norm, total_norm: None
 """

@@ -79,7 +79,11 @@ LAYOUTS = {  # ranks and options
     "context_parallel.py": [(4, "--cp_size 4"), (4, "--cp_size 2")],
     "three_d.py": [(8, "--pp_size 2 --tp_size 2 --micro_batches 3")],
     "moe.py": [(2, "--recompute --eval_every_steps 3"), (4, "")],
-    "expert_parallel.py": [(2, ""), (4, "--recompute --eval_every_steps 3")],
+    "expert_parallel.py": [
+        (2, "--ep_size 1"),
+        (4, "--ep_size 2 --recompute --eval_every_steps 3"),
+        (4, ""),
+    ],
 }
 
 
@@ -227,7 +231,7 @@ RESUMED_LONG = {
     "experts": [
         ("expert_parallel.py", 2, ""),
         ("moe.py", 3, "--recompute"),
-        ("expert_parallel.py", 4, ""),
+        ("expert_parallel.py", 4, "--ep_size 2"),
         ("moe.py", 2, ""),
     ],
 }
@@ -434,7 +438,7 @@ def test_snapshot_of_another_layout(shell):
             "--pp_size 2 --tp_size 2",
             "--pp_size times --tp_size does not divide the 2 ranks",
         ),
-        ("expert_parallel.py", "--n_experts 3", "--n_experts must be a multiple of the 2 ranks"),
+        ("expert_parallel.py", "--n_experts 3", "--ep_size must divide --n_experts and the"),
     ],
 )
 def test_ranks_that_do_not_divide(shell, name, options, message):
@@ -549,7 +553,7 @@ def note_time(self, x):
 def print_held(self, inputs, targets):
     block = next(self.model.blocks.children())
     weights = [block.qkv.weight, block.proj.weight]
-    weights += [block.moe.up] if hasattr(block, "moe") else []
+    weights += [block.moe.experts.up] if hasattr(block, "moe") else []
     for weight in weights:
         state = self.optimizer.state[weight]["exp_avg"]
         assert state.placements == weight.grad.placements == weight.placements
@@ -571,6 +575,7 @@ def print_held(self, inputs, targets):
         ("three_d.py", 8, "--pp_size 2 --tp_size 2 --micro_batches 3", "2 x 24x32 16x16 on 4"),
         ("moe.py", 4, "--n_experts 8", "4 x 24x32 8x32 2x32x128 on 8"),
         ("expert_parallel.py", 4, "--n_experts 8", "4 x 24x32 8x32 2x32x128 on 8"),
+        ("expert_parallel.py", 4, "--n_experts 8 --ep_size 2", "4 x 24x32 8x32 4x16x128 on 8"),
     ],
 )
 def test_what_a_rank_holds(shell, name, ranks, options, held):

@@ -8,7 +8,7 @@ import re
 
 import pytest
 import torch
-from helpers import SHORT_GPT, gpt_config, patch
+from helpers import SHORT_GPT, fences, gpt_config, patch
 from torch.nn import functional
 
 from gpt import fsdp, moe
@@ -16,13 +16,12 @@ from gpt import fsdp, moe
 
 def dense_mixture(layer, x):
     """Computes, token by token, the sum over the experts that have the highest scores."""
+    up, down = layer.experts.up, layer.experts.down
     outputs = []
     for token in x.flatten(0, 1):
         scores = (layer.router.weight @ token).sigmoid()
         best = sorted(range(len(scores)), key=lambda e: scores[e] + layer.bias[e])[-layer.top_k :]
-        outputs.append(
-            sum(scores[e] * (functional.gelu(token @ layer.up[e]) @ layer.down[e]) for e in best)
-        )
+        outputs.append(sum(scores[e] * (functional.gelu(token @ up[e]) @ down[e]) for e in best))
     return torch.stack(outputs).view_as(x)
 
 
@@ -46,6 +45,38 @@ def test_layer_is_a_dense_mixture(top_k):
     assert layer.load.sum() == 10 * top_k
     layer.bias.zero_()
     assert top_k == 8 or not torch.equal(layer(x), found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_grouped_product(dtype):
+    """The lines of the page compute what the loop does, for an expert without rows, too."""
+    namespace = {"F": functional, "torch": torch}
+    exec(fences("gpt/moe.md", "python")[0], namespace)
+    experts = moe.Experts(16, 4).to(dtype)
+    for weights in experts.parameters():
+        weights.data.normal_(std=0.3)
+    inputs = torch.randn(20, 16, dtype=dtype, requires_grad=True)
+    expert_ids = torch.randint(3, (20,))
+    found = namespace["forward"](experts, inputs, expert_ids)
+    expected = experts(inputs, expert_ids)
+    leaves = [inputs, *experts.parameters()]
+    pairs = [(found, expected)]
+    pairs += zip(*(torch.autograd.grad(y.sum(), leaves) for y in (found, expected)), strict=True)
+    for tensor, other in pairs:
+        torch.testing.assert_close(tensor, other)
+
+
+def test_router_in_bfloat16():
+    """It would send one token in seven to other experts, as the page says."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randn(4096, 1024, generator=generator)
+    router = 0.02 * torch.randn(256, 1024, generator=generator)
+    selected = []
+    for dtype in (torch.float32, torch.bfloat16):
+        scores = (tokens.to(dtype) @ router.to(dtype).T).sigmoid()
+        selected.append(scores.topk(8).indices.sort().values)
+    changed = (selected[0] != selected[1]).any(1).float().mean()
+    assert 1 / 8 < changed < 1 / 6
 
 
 def test_flops_of_active_experts():

@@ -69,8 +69,8 @@ GPT = [
     Step("gpt/pretrain.py", "gpt/slow_network.py", 17),
     Step("gpt/fsdp.py", "gpt/pipeline_parallel.py", 113),
     Step("gpt/pipeline_parallel.py", "gpt/three_d.py", 47),
-    Step("gpt/fsdp.py", "gpt/moe.py", 61),
-    Step("gpt/moe.py", "gpt/expert_parallel.py", 58),
+    Step("gpt/fsdp.py", "gpt/moe.py", 70),
+    Step("gpt/moe.py", "gpt/expert_parallel.py", 75),
     Step("gpt/fsdp.py", "gpt/local_sgd.py", 50),
     Step("gpt/fsdp.py", "gpt/finetune.py", 212),  # 103 of them are the GPT, which goes
     Step("gpt/finetune.py", "gpt/finetune_chat.py", 72),
