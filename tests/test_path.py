@@ -183,8 +183,8 @@ class Terminal:
         variables = {key: os.environ[key] for key in ("PATH", "HOME", "USER") if key in os.environ}
         variables["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "5"  # seconds, in place of 30
         self.bash = pexpect.spawn(
-            "bash",
-            ["--norc"],
+            "env",  # what starts tests in the background makes them ignore Ctrl-C
+            ["--default-signal=INT", "bash", "--norc"],
             cwd=folder,
             env=variables | {"PROMPT_COMMAND": 'echo "<status $?>"', "TERM": "dumb"},
             encoding="utf-8",
