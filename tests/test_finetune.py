@@ -1,13 +1,23 @@
-"""gpt/finetune.py: a model of transformers, made here, sharded, trained, and exported."""
+"""gpt/finetune.py, finetune_chat.py: a model of transformers, sharded, trained, and exported."""
 
 import json
 import re
+from contextlib import nullcontext
 
 import pytest
 import torch
 import torch.distributed as dist
+import transformers
 from helpers import LIMIT_MEMORY, PLAIN_SGD, SIGNAL, patch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    GPT2Config,
+    PreTrainedModel,
+)
 
 from gpt import finetune, finetune_chat
 from tools.launch.snapshots import load_gpt, max_abs_diff, write_text
@@ -30,9 +40,6 @@ CONFIG = {
 
 def make_model(folder, kind, dtype=torch.bfloat16, **changes):
     """Saves a model with random weights, and a tokenizer of bytes; returns its size."""
-    import transformers
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
     config = getattr(transformers, f"{kind}Config")(**CONFIG | changes)
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
@@ -71,8 +78,6 @@ def save_logits(model, tokenizer, args):
 @pytest.mark.parametrize(("kind", "tied"), [("Llama", False), ("Qwen3", True)])
 def test_finetuned(shell, kind, tied):
     """One rank, and three stopped in mid-epoch: equal; what was exported is what was trained."""
-    from transformers import AutoModelForCausalLM
-
     make_model(shell.folder / "model", kind, torch.float32, tie_word_embeddings=tied)
     options = "--learning_rate 0.3"
     start(shell, 1, "one", PLAIN_SGD + LOGITS, options).succeeds()
@@ -106,22 +111,41 @@ def write_chats(path, count):
             file.write(json.dumps({"messages": messages}) + "\n")
 
 
-def test_targets_of_a_chat(tmp_path):
-    from transformers import AutoTokenizer
+HELLO = {"role": "user", "content": "Hi"}
+ANSWER = {"role": "assistant", "content": "a\u2028b\x85c"}  # which str.splitlines() would cut
 
-    make_model(tmp_path / "model", "Llama")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
-    write_chats(tmp_path / "chats", 3)
-    chats = finetune_chat.ChatDataset(tmp_path / "chats", 40, tokenizer)
-    inputs, targets = chats[2]
-    assert len(chats) == 3 and len(inputs) == len(targets) == 40
-    assert tokenizer.decode(inputs).startswith("<user>Say 2!;<assistant>2 2 2 ;")
-    answer = targets != finetune_chat.IGNORED
-    assert tokenizer.decode(targets[answer]) == "2 2 2 ;"
-    assert torch.equal(targets[:-1][answer[:-1]], inputs[1:][answer[:-1]])
-    inputs, targets = finetune_chat.ChatDataset(tmp_path / "chats", 26, tokenizer)[2]
-    assert len(inputs) == len(targets) == 26
-    assert tokenizer.decode(targets[targets != finetune_chat.IGNORED]) == "2 2"
+
+def read_chats(folder, template, *messages, context=60):
+    """Returns the dataset of a file with a byte order mark, and twice a chat and a blank line."""
+    make_model(folder / "model", "Llama")
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model", chat_template=template)
+    chat = json.dumps({"messages": messages, "tools": [{}]}, ensure_ascii=False)
+    (folder / "chats").write_text(f"{chat}\n\n{chat}\n \n", encoding="utf-8-sig")
+    return tokenizer, finetune_chat.ChatDataset(folder / "chats", context, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("context", "trained"), [(60, "a\u2028b\x85c;"), (25, "a\u2028b")], ids=["whole", "cut"]
+)
+def test_chats(tmp_path, context, trained):
+    """Of what the template makes of a chat, the answer is trained, as far as there is room."""
+    template = "{{ tools | length }}" + CHAT_TEMPLATE
+    tokenizer, chats = read_chats(tmp_path, template, HELLO, ANSWER, context=context)
+    assert len(chats) == 2
+    for inputs, targets in chats:
+        assert len(inputs) == len(targets) == context
+        assert tokenizer.decode(inputs).startswith("1<user>Hi;<assistant>a\u2028")
+        answer = targets != finetune_chat.IGNORED
+        assert tokenizer.decode(targets[answer]) == trained
+        assert torch.equal(targets[:-1][answer[:-1]], inputs[1:][answer[:-1]])
+
+
+def test_refused_chats(tmp_path):
+    with pytest.raises(ValueError, match="a chat must end with the assistant's answer"):
+        read_chats(tmp_path, CHAT_TEMPLATE, ANSWER, HELLO)
+    thinking = CHAT_TEMPLATE.replace("<assistant>{% endif", "<assistant><think>{% endif")
+    with pytest.raises(ValueError, match=r"the template's prompt '.*<think>' does not begin '.*a"):
+        read_chats(tmp_path, thinking, HELLO, ANSWER)
 
 
 @pytest.mark.long
@@ -201,21 +225,12 @@ def test_bad_input(shell):
     assert re.search("[Ss]ize", job.output)
 
 
-def config_alone(kind):
-    def write(folder):
-        import transformers
-
-        getattr(transformers, f"{kind}Config")(vocab_size=300).save_pretrained(folder)
-
-    return write
+def other_kind(folder):
+    GPT2Config(vocab_size=300).save_pretrained(folder)
 
 
 def broken_config(folder):
     (folder / "config.json").write_text('{"model_type": "llama", "hidden_size": ')
-
-
-def unknown_config(folder):
-    (folder / "config.json").write_text('{"model_type": "of_tomorrow"}')
 
 
 def no_tokenizer(folder):
@@ -240,11 +255,8 @@ UNUSABLE = "cannot use model: broken, or not the layout of Llama"
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (config_alone("GPT2"), UNUSABLE),
-        (config_alone("GPTNeoX"), UNUSABLE),
-        (config_alone("Bert"), UNUSABLE),
+        (other_kind, UNUSABLE),
         (broken_config, UNUSABLE),
-        (unknown_config, UNUSABLE),
         (no_tokenizer, UNUSABLE),
         (fewer_layers, "cannot load the weights of model: another model's?"),
         (nan_weights, "cannot save: the loss or a weight is nan"),
@@ -263,8 +275,6 @@ def test_what_is_no_llama(tmp_path, monkeypatch, change, message):
 
 def test_exported(tmp_path, monkeypatch):
     """In the model's own type, in files of limited size, and with the tokens that end a text."""
-    from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
-
     make_model(tmp_path / "model", "Qwen3", tie_word_embeddings=True)
     GenerationConfig(eos_token_id=[7, 9]).save_pretrained(tmp_path / "model")
     save_pretrained = PreTrainedModel.save_pretrained
@@ -299,3 +309,29 @@ def run_here(tmp_path, monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.setenv("MASTER_PORT", "0")  # any that is free
     finetune.main(finetune.parse_args())
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_flops(tmp_path, monkeypatch, tied):
+    num_parameters = make_model(tmp_path / "model", "Llama", tie_word_embeddings=tied)
+    counts = []
+    monkeypatch.setattr(finetune.Trainer, "train", lambda self: counts.append(self.flops_per_token))
+    run_here(tmp_path, monkeypatch)
+    looked_up = 0 if tied else CONFIG["vocab_size"] * CONFIG["hidden_size"]
+    assert counts == [6 * (num_parameters - looked_up)]
+
+
+REFUSED = pytest.raises(SystemExit, match=r"lm_head\.weight is not the embedding: untie them")
+
+
+@pytest.mark.parametrize(("factor", "outcome"), [(1, nullcontext()), (2, REFUSED)])
+def test_tied_head_in_the_files(tmp_path, monkeypatch, factor, outcome):
+    make_model(tmp_path / "model", "Qwen3", tie_word_embeddings=True)
+    path = tmp_path / "model" / "model.safetensors"
+    weights = load_file(path)
+    weights["lm_head.weight"] = factor * weights["model.embed_tokens.weight"]
+    save_file(weights, path, {"format": "pt"})
+    with outcome:
+        run_here(tmp_path, monkeypatch)
+    if dist.is_initialized():
+        dist.destroy_process_group()
