@@ -185,45 +185,36 @@ def test_compiled(shell, name):
     assert found == ["2 graphs, breaks: {}"] * (3 * ranks)
 
 
-RESUMED = {  # each goes on with what the one before has saved
+# Ranks, file and options; each resumes what the one before has saved.
+RESUMED = {
     "sharded": [  # and by DDP
-        ("dcp.py", 2, ""),
-        ("fsdp.py", 3, "--recompute"),
-        ("tensor_parallel.py", 4, "--tp_size 2"),
-        ("dcp.py", 1, ""),
+        "2 dcp.py",
+        "3 fsdp.py --recompute",
+        "4 tensor_parallel.py --tp_size 2",
+        "1 dcp.py",
     ],
     "pipeline": [
-        ("pipeline_parallel.py", 2, "--pp_size 2 --micro_batches 2"),
-        ("hsdp.py", 4, "--shard_size 2"),
-        ("pipeline_parallel.py", 4, "--pp_size 4 --micro_batches 4"),
-        ("pipeline_parallel.py", 1, "--micro_batches 1"),
+        "2 pipeline_parallel.py --pp_size 2 --micro_batches 2",
+        "4 hsdp.py --shard_size 2",
+        "4 pipeline_parallel.py --pp_size 4 --micro_batches 4",
+        "1 pipeline_parallel.py --micro_batches 1",
     ],
 }
 RESUMED_LONG = {
     "context": [
-        ("context_parallel.py", 2, "--cp_size 2"),
-        ("fsdp.py", 1, ""),
-        ("context_parallel.py", 4, "--cp_size 2"),
-        ("context_parallel.py", 2, ""),
+        "2 context_parallel.py --cp_size 2",
+        "1 fsdp.py",
+        "4 context_parallel.py --cp_size 2",
+        "2 context_parallel.py",
     ],
     "three_d": [
-        ("three_d.py", 8, "--pp_size 2 --tp_size 2 --micro_batches 3"),
-        ("fsdp.py", 2, ""),
-        ("three_d.py", 4, "--pp_size 2 --tp_size 2 --micro_batches 3"),
-        ("fsdp.py", 2, ""),
+        "8 three_d.py --pp_size 2 --tp_size 2 --micro_batches 3",
+        "2 fsdp.py",
+        "4 three_d.py --pp_size 2 --tp_size 2 --micro_batches 3",
+        "2 fsdp.py",
     ],
-    "experts": [
-        ("expert_parallel.py", 2, ""),
-        ("moe.py", 3, "--recompute"),
-        ("expert_parallel.py", 4, ""),
-        ("moe.py", 2, ""),
-    ],
-    "llama": [
-        ("llama.py", 2, ""),
-        ("llama.py", 1, ""),
-        ("llama.py", 3, "--recompute"),
-        ("llama.py", 2, ""),
-    ],
+    "experts": ["2 expert_parallel.py", "3 moe.py --recompute", "4 expert_parallel.py", "2 moe.py"],
+    "llama": ["2 llama.py", "1 llama.py", "3 llama.py --recompute", "2 llama.py"],
 }
 
 
@@ -232,18 +223,20 @@ RESUMED_LONG = {
 )
 def test_stopped_and_resumed_on_other_ranks(shell, runs):
     """Three are stopped by a signal in mid-epoch; the last trains the end."""
-    shape = SHAPES.get(runs[0][0], "")
-    steps = 2 * STEPS
-    start(shell, reference(runs[0][0]), "one", 1, FLOAT64, shape, steps).succeeds()
-    stops = [(3, 10), (18, 20), (21, 30)]  # step of the signal, and of the stop
-    for (name, ranks, options), (signal_step, stop_step) in zip(runs, stops, strict=False):
-        where = {"SIGNAL": "15", "SIGNAL_AT": f"0 {signal_step * BATCH_SIZE}"}
-        options += f" {shape}"
-        job = start(shell, name, "several", ranks, FLOAT64 + SIGNAL, options, steps, **where)
-        job.fails("stopped by a signal")
-        assert f"epoch 0 + {stop_step * BATCH_SIZE} samples | " in job.output
-    name, ranks, options = runs[-1]
-    start(shell, name, "several", ranks, FLOAT64, f"{options} {shape}", steps).succeeds()
+    first = runs[0].split()[1]
+    shape = SHAPES.get(first, "")
+    start(shell, reference(first), "one", 1, FLOAT64, shape, 2 * STEPS).succeeds()
+    stops = [(3, 10), (18, 20), (21, 30), (0, 0)]  # step of the signal, and of the stop
+    for run, (signal_step, stop_step) in zip(runs, stops, strict=True):
+        ranks, name, *options = run.split()
+        setup = FLOAT64 + SIGNAL * (stop_step > 0)
+        stop = {"SIGNAL": "15", "SIGNAL_AT": f"0 {signal_step * BATCH_SIZE}"}
+        options = " ".join([*options, shape])
+        job = start(shell, name, "several", int(ranks), setup, options, 2 * STEPS, **stop)
+        if stop_step > 0:
+            job.fails("stopped by a signal")
+            assert f"epoch 0 + {stop_step * BATCH_SIZE} samples | " in job.output
+    job.succeeds()
     diff = weights_diff(shell, "several", "one")
     print("stopped and resumed differs by", diff)
     assert diff < 1e-12
@@ -373,10 +366,7 @@ def test_trains_on_while_it_saves(shell):
 
 @pytest.mark.parametrize("name", ["fsdp.py", "async_save.py"])
 def test_full_disk(shell, name):
-    write_text(shell.folder / "text", 100, 8)
-    folders = [shell.folder] * 2
-    command = f"{write_script(shell, name)} 1 {SMALL} {SHORT_VAL} --text text --snapshot_path s"
-    job = shell.ranks_on(folders, command, full_disk_folders=folders)
+    job = start(shell, name, "s", 2, steps=2, full_disk_folders=[shell.folder])
     error = "used by another run? CheckpointException('write', {0: (RuntimeError("
     job.fails("cannot save s/epoch_0001_sample_000000000000: disk full, ", error)
     assert "Traceback" not in job.output
@@ -384,11 +374,8 @@ def test_full_disk(shell, name):
 
 def test_snapshots_need_a_shared_disk(shell):
     """Each rank writes its own shards, but only the folder of rank 0 has .metadata."""
-    folders = [shell.folder / "a", shell.folder / "b"]
-    write_text(shell.folder / "text", 100, 8)
-    command = f"{write_script(shell, 'fsdp.py')} 1 {SMALL} {SHORT_VAL} --text {shell.folder}/text"
-    shell.ranks_on(folders, command).succeeds()
-    shell.ranks_on(folders, command).fails(
+    start(shell, "fsdp.py", "s", "ab", steps=2).succeeds()
+    start(shell, "fsdp.py", "s", "ab", steps=2).fails(
         "ranks start at [('epoch_0001_sample_000000000000', 'seed 0, ", "), (None, 'seed 0, "
     )
 
@@ -406,45 +393,27 @@ def test_snapshot_of_another_layout(shell):
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("hsdp.py", "--shard_size 3", "--shard_size 3 does not divide 2 ranks"),
-        (
-            "tensor_parallel.py",
-            "--n_head 3 --n_embd 33 --context 9 --tp_size 3",
-            "--tp_size 3 does not divide the 2 ranks",
-        ),
-        ("pipeline_parallel.py", "--pp_size 3", "--pp_size 3 does not divide the 2 ranks"),
-        (
-            "context_parallel.py",
-            "--n_head 3 --n_embd 33 --context 9 --cp_size 3",
-            "--cp_size 3 does not divide the 2 ranks",
-        ),
-        (
-            "three_d.py",
-            "--pp_size 2 --tp_size 2",
-            "--pp_size times --tp_size does not divide the 2 ranks",
-        ),
-        ("expert_parallel.py", "--n_experts 3", "--n_experts must be a multiple of the 2 ranks"),
-    ],
-)
-def test_ranks_that_do_not_divide(shell, name, options, message):
-    shell.ranks(f"gpt/{name} 1 {options}", 2).fails(message)
+BY_THREE = "--n_head 3 --n_embd 33 --context 9"
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("nodes", "command", "message"),
     [
-        ("hsdp.py", "set --shard_size, which is [2, 2, 1, 1] by default"),
-        ("local_sgd.py", "start as many ranks on each, not [2, 2, 1, 1]"),
+        ("a", "gpt.py --context 99999999", "has less than one chunk of 99999999 bytes: add text"),
+        ("a", "schedule.py --val_tokens 99999999", "1562499 are for validation, add text"),
+        ("aa", "hsdp.py --shard_size 3", "--shard_size 3 does not divide 2 ranks"),
+        ("aabc", "hsdp.py", "unequal size: set --shard_size, which is [2, 2, 1, 1] by default"),
+        ("aabc", "local_sgd.py", "unequal size: start as many ranks on each, not [2, 2, 1, 1]"),
+        ("aa", f"tensor_parallel.py --tp_size 3 {BY_THREE}", "3 does not divide the 2 ranks"),
+        ("aa", f"context_parallel.py --cp_size 3 {BY_THREE}", "3 does not divide the 2 ranks"),
+        ("aa", "pipeline_parallel.py --pp_size 3", "--pp_size 3 does not divide the 2 ranks"),
+        ("aa", "three_d.py --pp_size 2 --tp_size 2", "--tp_size does not divide the 2 ranks"),
+        ("aa", "expert_parallel.py --n_experts 3", "must be a multiple of the 2 ranks"),
     ],
 )
-def test_nodes_of_unequal_size(shell, name, message):
-    """Each rank would take the size of its own node, and wait for other ranks."""
-    folders = [shell.folder / name for name in ("a", "a", "b", "c")]
-    job = shell.ranks_on(folders, f"gpt/{name} 1")
-    job.fails(f"nodes of unequal size: {message}")
+def test_refused_by_main(shell, nodes, command, message):
+    """What the arguments alone do not tell: too little text, or ranks and nodes that do not fit."""
+    shell.ranks_on([shell.folder / node for node in nodes], f"gpt/{command}").fails(message)
 
 
 def start_local_sgd(shell, nodes, setup="", options="", **more):
