@@ -261,29 +261,23 @@ script.os.replace = wait_and_replace
     assert load(shell.folder / "snapshot.pt")["epochs_run"] == 1
 
 
-def test_node_that_missed_the_snapshot(shell, monkeypatch):
+def test_node_that_missed_the_snapshot(shell):
     """Two nodes without a shared disk: only one of them has the snapshot of the first run."""
-    (shell.folder / "a").mkdir()
-    snapshot = shell.folder / "a" / "snapshot.pt"
-    monkeypatch.setattr(sys, "argv", ["singlegpu.py", "10", "--snapshot_path", str(snapshot)])
-    singlegpu.main(singlegpu.parse_args())
+    folders = [shell.folder / "a", shell.folder / "b"]
+    shell.ranks_on(folders[:1], "multinode.py 10").succeeds()
     error = documented_error(": share or copy the snapshot and data, use one seed")
-    job = shell.ranks_on([shell.folder / "a", shell.folder / "b"], "multinode.py 20 5")
+    job = shell.ranks_on(folders, "multinode.py 20 5")
     job.fails("[(10, 'seed 0, 2048 samples'), (0, 'seed 0, 2048 samples')]" + error)
-    assert load(snapshot)["epochs_run"] == 10
+    assert load(folders[0] / "snapshot.pt")["epochs_run"] == 10
 
 
-def test_finished_run_says_so(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["singlegpu.py", "1"])
-    singlegpu.main(singlegpu.parse_args())
-    before = (tmp_path / "snapshot.pt").stat().st_mtime_ns
-    capsys.readouterr()
-    singlegpu.main(singlegpu.parse_args())
-    output = capsys.readouterr().out
+def test_finished_run_says_so(shell):
+    shell.ranks("singlegpu.py 1").succeeds()
+    before = (shell.folder / "snapshot.pt").stat().st_mtime_ns
+    output = shell.ranks("singlegpu.py 1").succeeds()
     message = documented_error(
         "nothing left to train: raise total_epochs, or set another --snapshot_path"
     )
     start = f"1 of 1 epochs done, 64 steps per epoch, on cpu of {socket.gethostname()}"
     assert output == f"{start}\n{message}\n"
-    assert (tmp_path / "snapshot.pt").stat().st_mtime_ns == before
+    assert (shell.folder / "snapshot.pt").stat().st_mtime_ns == before

@@ -10,7 +10,7 @@ from helpers import NIGHTLY, run
 
 from tools.judge.check import load_task
 from tools.judge.checks import Judge, explanation, judge, toy_task
-from tools.judge.faults import FAULTS, LOAD_OPTIMIZER, OWN_SESSION, Fault
+from tools.judge.faults import FAULTS, OWN_SESSION, Fault
 from tools.judge.run import WrongError
 from tools.judge.stages import STAGES
 from tools.launch.jobs import TIMEOUT_S, TimeLimit
@@ -93,10 +93,6 @@ TORCHRUN = "multigpu_torchrun"
 HALVED = f"        loss = loss / 2\n{BACKWARD}"
 (ALONE,) = (fault.edits for fault in FAULTS if fault.what.startswith("each rank stops"))
 HANDLED = "(signal.SIGHUP, signal.SIGINT, signal.SIGTERM)"
-LOAD_TO_CPU = """
-            states = snapshot["optimizer"]["state"].values()
-            self.optimizer.state.update(zip(self.model.parameters(), states))
-"""
 OTHER_SIZE = ("(self.total_loss)", "(self.total_loss if self.is_main else torch.zeros(100_000))")
 OWN_VAL_LOSS = ("dist.all_reduce(total_loss)\n", "total_loss *= dist.get_world_size()\n")
 DDP = "nn.parallel.DistributedDataParallel"
@@ -108,7 +104,6 @@ WRAPPED_TWICE = (f"{DDP}(model)", f"{DDP}({DDP}(model))")
     "stage, check, edits, message",
     [
         (ONE, "starts", (BACKWARD, "        loss.backward(\n"), "line 72\n.*loss.backward"),
-        (ONE, "starts", (BACKWARD, "        loss.back()\n"), "line 72, in _run_batch\n.*loss.back"),
         (ONE, "weights", (BACKWARD, BACKWARD + "        self.model.eval()\n"), "in eval mode"),
         (ONE, "weights", (BACKWARD, BACKWARD + NAN, CHECK_FINITE, "if False:"), "1 steps.* NaN"),
         (ONE, "snapshot", (SAVED, OTHER), "state in it is empty"),
@@ -122,7 +117,6 @@ WRAPPED_TWICE = (f"{DDP}(model)", f"{DDP}({DDP}(model))")
             "It hangs: .*\nRank 0 waits in line 79: loss.back.*\nRank 1 .* line 78: dist.barrier",
         ),
         (TORCHRUN, "starts", OTHER_SIZE, "called different collectives(.|\n)*what.*100000 vs 4"),
-        (TORCHRUN, "device", (LOAD_OPTIMIZER, LOAD_TO_CPU), "On GPUs, it fails when resumed"),
         ("elastic_ddp", "starts", (" or global_batch[:1]", ""), "the last batch has 1 samples"),
         ("preemptible", "signal", (OWN_SESSION, ""), "SIGTERM reaches data workers"),
         ("preemptible", "signal", (HANDLED, "()"), "SIGTERM has no handler"),
@@ -164,34 +158,21 @@ def test_forward_passes_without_a_backward_pass(tmp_path):
 HANGS = "import subprocess; print('hangs', flush=True); subprocess.run(['sleep', '1000'])"
 
 
-def left_over(folder):
-    return [text for text in environments().values() if f"PROBE_FOLDER={folder}" in text]
-
-
-def wait_for_processes(folder, count):
-    limit = TimeLimit()
-    while len(left_over(folder)) != count:
-        assert not limit.passed(), left_over(folder)
-        time.sleep(0.01)
-
-
-def test_children_of_a_rank_end_with_it(shell):
-    (shell.folder / "hangs.py").write_text(HANGS)
-    job = shell.ranks(f"{shell.folder}/hangs.py", 2, PROBE_FOLDER=str(shell.folder))
-    wait_for_processes(shell.folder, 2)
-    job.end()
-    wait_for_processes(shell.folder, 0)
-
-
 def test_sigterm_leaves_no_process_behind(tmp_path, monkeypatch):
+    def left_over():
+        return [text for text in environments().values() if f"PROBE_FOLDER={tmp_path}" in text]
+
     (tmp_path / "hangs.py").write_text(HANGS)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     command = [sys.executable, "-m", "tools.judge.check", "singlegpu", tmp_path / "hangs.py"]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
-        wait_for_processes(tmp_path, 2)  # the script and its child
+        limit = TimeLimit()
+        while len(left_over()) < 2:  # the script and its child
+            assert process.poll() is None and not limit.passed(), left_over()
+            time.sleep(0.01)
         process.send_signal(signal.SIGTERM)
         assert process.communicate(timeout=TIMEOUT_S)[1] == "ended by SIGTERM\n"
-    assert not left_over(tmp_path)
+    assert not left_over()
 
 
 @pytest.mark.parametrize(

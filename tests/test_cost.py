@@ -2,14 +2,12 @@
 
 import math
 import re
-import subprocess
 import sys
 
 import pytest
-from helpers import needs_slurm
+from helpers import needs_slurm, run
 
 from bench import calculator, scaling
-from tools.steps import ROOT
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 8])
@@ -46,8 +44,7 @@ def test_latency_limits_fsdp_over_all_gpus():
 @needs_slurm
 def test_measurements():
     """What bench/cost.py does, in one round instead of three; its figures depend on the machine."""
-    command = [sys.executable, "-m", "bench.cost", "--rounds", "1"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1500)
+    result = run("python", "-m", "bench.cost", "--rounds", "1")
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.endswith("Figures and traces are in runs/cost/\n")
 

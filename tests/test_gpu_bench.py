@@ -1,7 +1,6 @@
-"""bench/gpu.py and bench/measure.py, on a small model and the CPU: all but the GPU itself."""
+"""bench/gpu.py, on a small model and the CPU: all but the GPU itself."""
 
 import contextlib
-import json
 import re
 from types import SimpleNamespace
 
@@ -10,7 +9,7 @@ import torch
 import torch.distributed as dist
 from helpers import gpt_config
 
-from bench import gpu, measure, nanogpt_loop
+from bench import gpu, nanogpt_loop
 from gpt import pretrain
 from tools.steps import ROOT
 
@@ -82,23 +81,6 @@ def test_steps_are_those_of_pretrain(tmp_path, monkeypatch):
         nanogpt_loop.update(models[1], loss, optimizers[1])
     for weights, expected in zip(*(model.parameters() for model in models[::-1]), strict=True):
         assert torch.equal(weights, expected)
-
-
-@pytest.mark.long
-def test_measure(shell):
-    """On two ranks: it prints and keeps figures, and a trace."""
-    options = "--repetitions 1 --batch_size 2 --json figures.json --trace trace.json"
-    torchrun = "torchrun --standalone --nproc_per_node=2 -m bench.measure"
-    output = shell.run(f"{torchrun} {options}", PYTHONPATH=str(ROOT))
-    figures = json.loads((shell.folder / "figures.json").read_text())
-    assert figures["ranks"] == 2 and figures["all_reduce"]["1024"] > 0
-    (training,) = figures["trainings"]
-    assert training["gradient_bytes"] == 4 * sum(
-        p.numel() for p in pretrain.GPT(gpt_config(4, 2, 128, 64)).parameters()
-    )
-    assert "2 heads, 2 chunks per rank, 3.4 MB of gradients: " in output
-    assert set(figures["phases"]) == {*measure.PHASES, "all-reduce wait"}
-    assert (shell.folder / "trace.json").stat().st_size > 0
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")

@@ -60,24 +60,20 @@ def test_prepared(tmp_path):
 def test_bad_input(tmp_path, shell):
     (tmp_path / "text").write_text("hello\n")
     (tmp_path / "latin1").write_bytes(b"gr\xfcn\n")
-    for options, message in [
-        (f"{tmp_path} --text text", f"{tmp_path} exists: name another folder, or delete it"),
-        ("tokens --text missing", "cannot read --text missing"),
-        ("tokens --text text --vocab_size 256", "--vocab_size must be 257 or more"),
-    ]:
-        result = prepare(tmp_path, options)
-        assert result.returncode == 2 and message in result.stderr.splitlines()[-1]
     save_tokenizer(tmp_path / "tokenizer.json", 10)  # without END
-    result = prepare(tmp_path, "tokens --text text --tokenizer tokenizer.json")
-    assert result.stderr == f"--tokenizer has no token {END}: give it another --end_token\n"
-    for options, message in [
-        ("tokens --text text --tokenizer missing", "cannot read --tokenizer missing: "),
-        ("text/tokens --text text", "cannot write text/tokens: "),
-        ("tokens --text text latin1", "--text latin1 is not UTF-8: convert it, such as with iconv"),
+    not_utf_8 = "--text latin1 is not UTF-8: convert it, such as with iconv"
+    for options, status, message in [
+        (f"{tmp_path} --text text", 2, f"{tmp_path} exists: name another folder, or delete it"),
+        ("tokens --text missing", 2, "cannot read --text missing"),
+        ("tokens --text text --vocab_size 256", 2, "--vocab_size must be 257 or more"),
+        ("tokens --text text --tokenizer missing", 1, "cannot read --tokenizer missing: "),
+        ("tokens --text text --tokenizer tokenizer.json", 1, f"--tokenizer has no token {END}: "),
+        ("text/tokens --text text", 1, "cannot write text/tokens: "),
+        ("tokens --text text latin1", 1, not_utf_8),
     ]:
         result = prepare(tmp_path, options)
-        assert result.returncode == 1 and result.stderr.startswith(message)
-        assert result.stderr.count("\n") == 1
+        assert result.returncode == status and message in result.stderr.splitlines()[-1]
+        assert "Traceback" not in result.stderr
     assert not (tmp_path / "tokens").exists()
     shell.ranks("gpt/tokens.py").fails(
         "no tokens in --data tokens: start gpt/prepare_tokens.py first"
