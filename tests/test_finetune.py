@@ -1,8 +1,6 @@
 """gpt/finetune.py, finetune_chat.py: a model of transformers, sharded, trained, and exported."""
 
 import json
-import re
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -15,7 +13,6 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
-    GPT2Config,
     PreTrainedModel,
 )
 
@@ -210,62 +207,60 @@ def test_starts_without_memory_for_the_whole_model(shell):
     assert job.output.count("started") == 4
 
 
-def test_bad_input(shell):
-    start(shell, 1, "s", "").fails("error: no config.json or no *.safetensors in --model model")
-    make_model(shell.folder / "model", "Llama", vocab_size=100)
-    start(shell, 1, "s", "").fails("the tokenizer has 256 tokens, the model 100")
-    (shell.folder / "s_exported").touch()
-    start(shell, 1, "s", "").fails("--export_path s_exported is a file: name a folder")
-    (shell.folder / "s_exported").unlink()
-    make_model(shell.folder / "other", "Llama", hidden_size=64)
-    make_model(shell.folder / "model", "Llama")
-    (shell.folder / "other" / "model.safetensors").rename(shell.folder / "model/model.safetensors")
-    job = start(shell, 2, "s", "")
-    job.fails("cannot load the weights of model: another model's?")
-    assert re.search("[Ss]ize", job.output)
-
-
-def other_kind(folder):
-    GPT2Config(vocab_size=300).save_pretrained(folder)
-
-
-def no_tokenizer(folder):
-    (folder / "tokenizer.json").unlink()
-    (folder / "tokenizer_config.json").unlink()
-
-
-def fewer_layers(folder):
-    path = folder / "config.json"
-    path.write_text(path.read_text().replace('"num_hidden_layers": 2', '"num_hidden_layers": 1'))
-
-
-def nan_weights(folder):
-    weights = load_file(folder / "model.safetensors")
-    weights["model.norm.weight"][0] = torch.nan
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+def refused(tmp_path, monkeypatch, capfd):
+    """Returns what the script says when it refuses what it is to train."""
+    with pytest.raises(SystemExit) as exit:
+        run_here(tmp_path, monkeypatch)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    assert not (tmp_path / "finetuned").is_dir()
+    return capfd.readouterr().err if exit.value.code == 2 else exit.value.code
 
 
 UNUSABLE = "cannot use model: broken, or not the layout of Llama"
+OTHER_WEIGHTS = "cannot load the weights of model: another model's?"
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("old", "new", "message"),
     [
-        (other_kind, UNUSABLE),
-        (no_tokenizer, UNUSABLE),
-        (fewer_layers, "cannot load the weights of model: another model's?"),
-        (nan_weights, "cannot save: the loss or a weight is nan"),
+        ('"model_type": "llama"', '"model_type": "gpt2"', UNUSABLE),
+        ('"vocab_size": 300', '"vocab_size": ', UNUSABLE),  # no JSON
+        ('"vocab_size": 300', '"vocab_size": 100', "the tokenizer has 256 tokens, the model 100"),
+        ('"num_hidden_layers": 2', '"num_hidden_layers": 1', OTHER_WEIGHTS),
+        ('"hidden_size": 32', '"hidden_size": 64', OTHER_WEIGHTS),
     ],
 )
-def test_what_is_no_llama(tmp_path, monkeypatch, change, message):
+def test_refused_configs(tmp_path, monkeypatch, capfd, old, new, message):
     make_model(tmp_path / "model", "Llama")
-    change(tmp_path / "model")
-    with pytest.raises(SystemExit) as exit:
-        run_here(tmp_path, monkeypatch)
-    dist.destroy_process_group()
-    assert str(exit.value.code).startswith(message)
-    assert len(exit.value.code.splitlines()) <= 2
-    assert not (tmp_path / "finetuned").exists()
+    config = tmp_path / "model" / "config.json"
+    assert config.read_text().count(old) == 1
+    config.write_text(config.read_text().replace(old, new))
+    lines = refused(tmp_path, monkeypatch, capfd).splitlines()
+    assert lines[0].startswith(message) and len(lines) <= 2
+
+
+def edit_weight(folder, name, weight):
+    weights = load_file(folder / "model.safetensors")
+    weights[name] = weight
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def test_refused_files(tmp_path, monkeypatch, capfd):
+    make_model(tmp_path / "model", "Llama")
+    (tmp_path / "finetuned").touch()
+    error = "--export_path finetuned is a file: name a folder\n"
+    assert refused(tmp_path, monkeypatch, capfd).endswith(error)
+    (tmp_path / "finetuned").unlink()
+    edit_weight(tmp_path / "model", "model.norm.weight", torch.full([32], torch.nan))
+    error = "cannot save: the loss or a weight is nan"
+    assert refused(tmp_path, monkeypatch, capfd).startswith(error)
+    for path in (tmp_path / "model").glob("tokenizer*"):
+        path.unlink()
+    assert refused(tmp_path, monkeypatch, capfd).startswith(UNUSABLE)
+    (tmp_path / "model" / "model.safetensors").unlink()
+    error = "no config.json or no *.safetensors in --model model\n"
+    assert refused(tmp_path, monkeypatch, capfd).endswith(error)
 
 
 def test_exported(tmp_path, monkeypatch):
@@ -316,17 +311,12 @@ def test_flops(tmp_path, monkeypatch, tied):
     assert counts == [6 * (num_parameters - looked_up)]
 
 
-REFUSED = pytest.raises(SystemExit, match=r"lm_head\.weight is not the embedding: untie them")
-
-
-@pytest.mark.parametrize(("factor", "outcome"), [(1, nullcontext()), (2, REFUSED)])
-def test_tied_head_in_the_files(tmp_path, monkeypatch, factor, outcome):
+def test_tied_head_in_the_files(tmp_path, monkeypatch, capfd):
+    """Taken if it is the embedding."""
     make_model(tmp_path / "model", "Qwen3", tie_word_embeddings=True)
-    path = tmp_path / "model" / "model.safetensors"
-    weights = load_file(path)
-    weights["lm_head.weight"] = factor * weights["model.embed_tokens.weight"]
-    save_file(weights, path, {"format": "pt"})
-    with outcome:
-        run_here(tmp_path, monkeypatch)
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    embedding = load_file(tmp_path / "model" / "model.safetensors")["model.embed_tokens.weight"]
+    edit_weight(tmp_path / "model", "lm_head.weight", 2 * embedding)
+    error = "lm_head.weight is not the embedding: untie them"
+    assert error in refused(tmp_path, monkeypatch, capfd)
+    edit_weight(tmp_path / "model", "lm_head.weight", embedding)
+    run_here(tmp_path, monkeypatch)
