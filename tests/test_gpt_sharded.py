@@ -12,7 +12,6 @@ from helpers import (
     LIMIT_MEMORY,
     LOG_LOSSES,
     MEASURE_MEMORY,
-    NIGHTLY,
     PLAIN_SGD,
     SHORT_GPT,
     SHORT_VAL,
@@ -501,33 +500,20 @@ script.GPT.generate = lambda self, prompt, max_new_tokens: ""
 """
 
 
+STAGES = "pipeline_parallel.py --pp_size 4 --micro_batches"
+
+
+@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("options", "model", "context", "batch_size", "limit"),
     [
-        pytest.param(  # weights, gradients and optimizer
-            "pipeline_parallel.py --pp_size 4 --micro_batches 4",
-            "--n_layer 12 --n_head 8 --n_embd 384",
-            8,
-            4,
-            0.35,
-            marks=pytest.mark.long,
-        ),
-        pytest.param(  # activations of the blocks in each stage, of at most four micro-batches
-            "pipeline_parallel.py --pp_size 4 --micro_batches 16",
-            "--n_layer 4 --n_head 2 --n_embd 128",
-            512,
-            32,
-            0.15,
-            marks=NIGHTLY,
-        ),
-        pytest.param(  # activations of a part of the time
-            "context_parallel.py --cp_size 4",
-            "--n_layer 3 --n_head 4 --n_embd 128",
-            8192,
-            1,
-            0.45,
-            marks=NIGHTLY,
-        ),
+        # Weights, gradients and optimizer.
+        (f"{STAGES} 4", "--n_layer 12 --n_head 8 --n_embd 384", 8, 4, 0.35),
+        # Activations of the blocks in each stage, of at most four micro-batches.
+        (f"{STAGES} 16", "--n_layer 4 --n_head 2 --n_embd 128", 512, 32, 0.15),
+        # Activations of a part of the time.
+        ("context_parallel.py --cp_size 4", "--n_layer 3 --n_head 4 --n_embd 128", 8192, 1, 0.45),
     ],
     ids=["weights", "activations", "context"],
 )
