@@ -338,8 +338,8 @@ def test_conflict(tmp_path):
 @pytest.mark.parametrize(
     "parts, checks",
     [
-        ("preemptible.py recipes/tensorboard_logging.py", 17),
-        ("gpt/async_save.py gpt/three_d.py", 6),
+        ("preemptible.py recipes/tensorboard_logging.py", 18),
+        ("gpt/async_save.py gpt/three_d.py", 7),
     ],
 )
 def test_checked(tmp_path, parts, checks):
@@ -362,19 +362,17 @@ def test_own_script(shell):
     text = (ROOT / "multinode.py").read_text()
     text = re.sub(r"class ToyModel.*?\n\n\n", OWN_MODEL, text, flags=re.DOTALL)
     text = text.replace("ToyDataset(2048)", "ToyDataset(1600)")
-    text = text.replace(
-        "SGD(model.parameters(), lr=0.01, momentum=0.9)", "AdamW(model.parameters())"
-    )
+    sgd = "SGD(model.parameters(), lr=0.01, momentum=0.9)"
+    text = text.replace(sgd, "AdamW(model.parameters())")
     (shell.folder / "0.py").write_text(text)
-    for n, (base, part) in enumerate(
-        [
-            ("multinode.py", "recipes/evaluate.py"),
-            ("multinode.py", "recipes/tensorboard_logging.py"),
-            ("multinode.py", "resumable.py"),
-            ("resumable.py", "preemptible.py"),
-            ("preemptible.py", "recipes/profiler.py"),
-        ]
-    ):
+    bases = {
+        "recipes/evaluate.py": "multinode.py",
+        "recipes/tensorboard_logging.py": "multinode.py",
+        "resumable.py": "multinode.py",
+        "preemptible.py": "resumable.py",
+        "recipes/profiler.py": "preemptible.py",
+    }
+    for n, (part, base) in enumerate(bases.items()):
         arguments = f"{{folder}}/{n}.py {part} --base {base} -o {{folder}}/{n + 1}.py"
         result = compose_in(shell.folder, arguments)
         assert result.returncode == 0, result.stderr

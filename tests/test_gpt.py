@@ -102,6 +102,14 @@ def test_snapshot_of_another_shape(shell, name):
         assert other == sizes
 
 
+def test_text_is_not_loaded(tmp_path):
+    """It is read chunk by chunk; this file is sparse, and takes no disk."""
+    with open(tmp_path / "text", "wb") as file:
+        file.truncate(2**40)
+    dataset = importlib.import_module("gpt.gpt").TextDataset(tmp_path / "text", 64)
+    assert [chunk.tolist() for chunk in dataset[2**33]] == [[0] * 64] * 2
+
+
 SONG = "nine green bottles hanging on the wall\n"
 
 

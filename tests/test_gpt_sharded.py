@@ -107,18 +107,11 @@ def reference(name):
     return "moe.py" if name in ("moe.py", "expert_parallel.py") else "pretrain.py"
 
 
-SLOWEST = [
-    "context_parallel.py",
-    "accumulate.py",
-    "three_d.py",
-    "moe.py",
-    "expert_parallel.py",
-    "pipeline_parallel.py",
-]
-OTHERS = [name for name in LAYOUTS if name not in SLOWEST]
+QUICK = ["hsdp.py", "tensor_parallel.py", "llama.py"]
+OTHERS = [name for name in LAYOUTS if name not in QUICK]
 
 
-@pytest.mark.parametrize("name", [*OTHERS, *long(*SLOWEST)])
+@pytest.mark.parametrize("name", [*QUICK, *long(*OTHERS)])
 def test_split_is_one_rank(shell, name):
     assert_split_is_one_rank(shell, name, LAYOUTS[name])
 
@@ -131,26 +124,21 @@ def assert_split_is_one_rank(shell, name, layouts, change=""):
     """
     for setup, rate, tolerance in ((FLOAT64, 0.02, 1e-12), (PLAIN_SGD, 0.3, 5e-5)):
         options = f"{SHAPES.get(name, '')} --learning_rate {rate}"
-        output = start(shell, reference(name), "one", setup=setup, options=options).succeeds()
+        one = f"one_{rate}"
+        output = start(shell, reference(name), one, setup=setup, options=options).succeeds()
         if setup == FLOAT64:
             assert 0 < output.count("\nclipped") < STEPS
         else:
             layouts = layouts[-1:]
-        for ranks, option in layouts:
-            job = start(shell, name, "several", ranks, change + setup, f"{options} {option}")
+        for n, (ranks, option) in enumerate(layouts):
+            several = f"several_{n}_{rate}"
+            job = start(shell, name, several, ranks, change + setup, f"{options} {option}")
             assert val_loss(job.succeeds()) == pytest.approx(val_loss(output), rel=1e-3)
-            diff = weights_diff(shell, "several", "one")
+            diff = weights_diff(shell, several, one)
             print(name, ranks, option, "differs from one rank by", diff)
             assert diff < tolerance
-            losses = [load_gpt(shell.folder / path)["loss"] for path in ("several", "one")]
+            losses = [load_gpt(shell.folder / path)["loss"] for path in (several, one)]
             assert losses[0] == pytest.approx(losses[1], rel=tolerance)
-            remove(shell.folder / "several")
-        remove(shell.folder / "one")
-
-
-def remove(snapshot):
-    """Removes a snapshot, which is a folder, or of pretrain.py a file."""
-    shutil.rmtree(snapshot) if snapshot.is_dir() else snapshot.unlink()
 
 
 def val_loss(output):
@@ -310,15 +298,11 @@ def test_killed_while_it_saves(shell, name):
     job.wait()
     folder = shell.folder / "killed"
     first, second = sorted(folder.iterdir())
-    assert (first.name, second.name) == (
-        "epoch_0000_sample_000000000060",
-        "epoch_0000_sample_000000000120",
-    )
+    assert first.name.endswith("_000000000060") and second.name.endswith("_000000000120")
     assert (second / "__0_0.distcp").exists() and not (second / ".metadata").exists()
     shutil.copytree(first, folder / "epoch_best")
-    output = start(
-        shell, name, "killed", 2, setup=LOG_LOSSES, options="--save_every_steps 10"
-    ).succeeds()
+    options = "--save_every_steps 10"
+    output = start(shell, name, "killed", 2, LOG_LOSSES, options).succeeds()
     assert "at 0 + 180 " in output  # 10 steps after the first snapshot
     start(shell, name, "uninterrupted", 2).succeeds()
     kept = ["epoch_0000_sample_000000000180", "epoch_0001_sample_000000000000", "epoch_best"]
@@ -529,24 +513,6 @@ def test_memory_of_a_rank(shell, options, model, context, batch_size, limit):
         peaks.append(max(map(int, re.findall(r"rank \d took (\d+)", output))))
     print(peaks)
     assert peaks[1] < limit * peaks[0]
-
-
-def test_large_text_is_not_loaded(shell):
-    """Of 2 GiB; the file is sparse, and takes no disk."""
-    stop = """
-@after(script.Trainer, "_run_batch")
-def end(self, inputs, targets):
-    if self.samples_run == 4:
-        script.dist.destroy_process_group()
-        sys.exit()
-"""
-    with open(shell.folder / "text", "wb") as file:
-        file.truncate(2 * 2**30)
-    options = "--n_layer 1 --n_head 1 --n_embd 16 --context 1024 --batch_size 1 --num_workers 1"
-    script = write_script(shell, "pretrain.py", MEASURE + stop)
-    job = shell.ranks(f"{script} 1 1 --text text {options}")
-    assert job.wait() == 0, job.output
-    assert int(re.search(r"took (\d+)", job.output)[1]) < 2**27
 
 
 LIMIT = f"""{LIMIT_MEMORY}

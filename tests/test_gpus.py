@@ -19,9 +19,8 @@ NAMES = ["singlegpu.py", *(step.file for step in ALL if step.file.endswith(".py"
 NAMES.remove("recipes/regroup.py")  # its page: for gloo
 TOKENS = ["gpt/tokens.py", "gpt/llama.py"]
 FINETUNE = ["gpt/finetune.py", "gpt/finetune_chat.py"]
-OTHERS = [name for name in NAMES if name not in (*SCRIPTS, "gpt/fsdp.py")]
-FIRST = [name for name in SCRIPTS if name != "multigpu.py"]
-PRETENDED = [*FIRST, "gpt/fsdp.py", *long("multigpu.py", *OTHERS)]
+QUICK = [name for name in SCRIPTS if name != "multigpu.py"] + ["gpt/fsdp.py"]
+OTHERS = [name for name in NAMES if name not in QUICK]
 OPTIONS = {
     **GPT_OPTIONS,
     "gpt/accumulate.py": "--micro_batch_size 2",
@@ -113,7 +112,7 @@ script.export = lambda *arguments: None
 """
 
 
-@pytest.mark.parametrize("name", PRETENDED)
+@pytest.mark.parametrize("name", [*QUICK, *long(*OTHERS)])
 def test_pretended_gpus(shell, name):
     ranks = 1 if name == "singlegpu.py" else 2
 
