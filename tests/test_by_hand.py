@@ -49,6 +49,13 @@ NO_STATE = """
 SGD = torch.optim.SGD
 torch.optim.SGD = lambda parameters, **options: SGD(parameters, lr=0.01)
 """
+TWO_GROUPS = """
+SGD = torch.optim.SGD
+def two_groups(parameters, lr, momentum):
+    parameters = list(parameters)
+    return SGD([{"params": parameters[1::2]}, {"params": parameters[::2], "lr": 0.1}], lr, momentum)
+torch.optim.SGD = two_groups
+"""
 
 
 def train(shell, setup, name, *runs):
@@ -105,8 +112,9 @@ def test_ddp(shell, form, model, dtype, ranks):
         (FSDP, [(FSDP_BY_HAND, 4), (FSDP_BY_HAND, 2)], "toy", "float64", ADAMW),
         (FSDP, [(FSDP_BY_HAND, 2), (DDP, 4)], "block", "float64", ""),
         (FSDP, [(ZERO, 2), (FSDP_BY_HAND, 4)], "block", "float32", ""),
+        (DDP, [(ZERO, 2), (FSDP_BY_HAND, 2)], "toy", "float64", TWO_GROUPS),
     ],
-    ids=["zero", "zero-ddp", "ddp-zero", "fsdp", "fsdp-ddp", "zero-fsdp"],
+    ids=["zero", "zero-ddp", "ddp-zero", "fsdp", "fsdp-ddp", "zero-fsdp", "groups"],
 )
 def test_shards(shell, library, runs, model, dtype, optimizer):
     """Snapshots fit any number of ranks, and torch's DDP: it resumes, and is resumed."""
@@ -116,14 +124,19 @@ def test_shards(shell, library, runs, model, dtype, optimizer):
     assert max_abs_diff(found, expected) < (1e-12 if dtype == "float64" else 1e-6)
 
 
-# Each rank prints how far its memory has grown, since before the model is built: before the first
-# step, between the backward pass and the optimizer's step, and after it.
+# Each rank prints how far its memory has grown, since before the model is built: in each layer's
+# forward pass, before the first step, between the backward pass and the optimizer's step, after it.
 WIDTH, LAYERS = 1536, 8
 MEASURE_HELD = f"""{MEASURE_MEMORY}
+class Layer(nn.Linear):
+    def forward(self, inputs):
+        print("forward", memory("RssAnon:") - script.start)
+        return super().forward(inputs)
+
 class Model(nn.Sequential):
     def __init__(self):
         script.start = memory("RssAnon:")
-        super().__init__(*[nn.Linear({WIDTH}, {WIDTH}, bias=False) for _ in range({LAYERS})])
+        super().__init__(*[Layer({WIDTH}, {WIDTH}, bias=False) for _ in range({LAYERS})])
 
 class AdamW(torch.optim.AdamW):
     def step(self):
@@ -154,7 +167,8 @@ torch.optim.SGD = lambda parameters, **options: AdamW(parameters)
 def test_memory(shell, script, parts):
     """Of weights, gradients and AdamW's state, a rank of four holds all or a quarter.
 
-    The median of the ranks: at times, some of them hold a message more.
+    The median of the ranks: at times, some of them hold a message more. While a layer of fsdp.py
+    computes, a rank has the whole of it as well.
     """
     path = patch(shell.folder, script, MEASURE_HELD)
     output = shell.ranks(f"{path} 1 1 --batch_size 1", 4).succeeds()
@@ -163,62 +177,27 @@ def test_memory(shell, script, parts):
     growths = [(built, before - built, after - before) for built, before, after in found]
     print(growths)
     medians = [statistics.median_low(sizes) for sizes in zip(*growths, strict=True)]
-    expected = [part * 4 * LAYERS * WIDTH**2 for part in parts]
-    assert medians == pytest.approx(expected, rel=0.15)
+    layer = 4 * WIDTH**2
+    assert medians == pytest.approx([part * LAYERS * layer for part in parts], rel=0.15)
+    if script == FSDP_BY_HAND:
+        forward = [int(size) for size in re.findall(r"forward (\d+)", output)]
+        print(forward)
+        assert forward == pytest.approx([LAYERS * layer / 4 + layer] * 4 * LAYERS, rel=0.1)
 
 
-# Each rank prints how far its memory has grown, since before the model is built, in each layer.
-MEASURE_WEIGHTS = f"""{MEASURE_MEMORY}
-class Layer(nn.Linear):
-    def forward(self, inputs):
-        print("weights", memory("RssAnon:") - script.start)
-        return super().forward(inputs)
-
-class Model(nn.Sequential):
-    def __init__(self):
-        script.start = memory("RssAnon:")
-        layers = [Layer({WIDTH}, {WIDTH}) for _ in range({LAYERS})]
-        super().__init__(*layers)
-
-    def forward(self, inputs):
-        with torch.no_grad():
-            super().forward(inputs)
-        script.dist.barrier()
-        script.time.sleep(0.1)  # as the stages do before they end
-        sys.exit()
-
-script.ToyModel = Model
-script.ToyDataset = lambda size: [(torch.zeros({WIDTH}), torch.zeros({WIDTH}))] * size
-"""
-
-
-def test_weights(shell):
-    """A rank of fsdp.py holds a quarter of the weights, and the whole of one layer."""
-    path = patch(shell.folder, FSDP_BY_HAND, MEASURE_WEIGHTS)
-    output = shell.ranks(f"{path} 1 1 --batch_size 1", 4).succeeds()
-    layer = 4 * (WIDTH**2 + WIDTH)
-    expected = LAYERS * layer / 4 + layer
-    measured = [int(size) for size in re.findall(r"weights (\d+)", output)]
-    print(measured, expected)
-    assert measured == pytest.approx([expected] * 4 * LAYERS, rel=0.1)
-
-
-def test_parameter_without_gradient(shell):
-    """It is refused, as by DDP, where the last step's gradients would otherwise be averaged."""
-    unused = "        self.unused = nn.Parameter(torch.zeros(1))\n"
-    setup = MODELS["toy"].replace("        with torch", f"{unused}        with torch")
-    path = patch(shell.folder, "by_hand/ddp.py", setup)
-    job = shell.ranks(f"{path} 1", 2)
-    assert job.wait() != 0
-    assert "between two steps, each parameter must get one gradient" in job.output
-
-
-@pytest.mark.parametrize("tensor", ["nn.Parameter(torch.zeros(1))", "nn.BatchNorm1d(5)"])
-def test_what_no_layer_shards(shell, tensor):
-    """It would not be trained, or fail at the first snapshot."""
-    setup = MODELS["toy"].replace("        with", f"        self.more = {tensor}\n        with")
-    path = patch(shell.folder, FSDP_BY_HAND, setup)
-    shell.ranks(f"{path} 1").fails("each weight must be in one layer, and a buffer in none")
+@pytest.mark.parametrize(
+    ("script", "member", "message"),
+    [
+        (DDP_BY_HAND, "nn.Parameter(torch.zeros(1))", "each parameter must get one gradient"),
+        (FSDP_BY_HAND, "nn.Parameter(torch.zeros(1))", "each weight must be in one layer"),
+        (FSDP_BY_HAND, "nn.BatchNorm1d(5)", "and a buffer in none"),
+    ],
+)
+def test_refused_models(shell, script, member, message):
+    """An unused parameter, or what no layer shards: it would be trained wrongly, or not at all."""
+    setup = MODELS["toy"].replace("        with", f"        self.more = {member}\n        with")
+    job = shell.ranks(f"{patch(shell.folder, script, setup)} 1", 2)
+    assert job.wait() != 0 and message in job.output, job.output
 
 
 def test_when_the_all_reduces_run(shell):

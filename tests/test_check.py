@@ -77,8 +77,6 @@ def judge_of(folder, *edits, stage="singlegpu"):
 BACKWARD = "        loss.backward()\n"
 SAVED = '"optimizer": self.optimizer.state_dict()'
 OTHER = '"optimizer": torch.optim.SGD(self.model.parameters(), momentum=0.9).state_dict()'
-NAN = "        self.model.net1.bias.grad[:] = math.nan\n"
-CHECK_FINITE = "if not finite:"
 ACCELERATOR = (
     "torch.cuda.set_device(device)",
     "torch.accelerator.set_device_index(device)",
@@ -93,11 +91,6 @@ HALVED = f"        loss = loss / 2\n{BACKWARD}"
 (ALONE,) = (fault.edits for fault in FAULTS if fault.what.startswith("each rank stops"))
 HANDLED = "(signal.SIGHUP, signal.SIGINT, signal.SIGTERM)"
 OWN_SESSION = "        worker_init_fn=start_own_session,\n"
-LOAD_OPTIMIZER = '            self.optimizer.load_state_dict(snapshot["optimizer"])\n'
-LOAD_TO_CPU = """
-            states = snapshot["optimizer"]["state"].values()
-            self.optimizer.state.update(zip(self.model.parameters(), states))
-"""
 OTHER_SIZE = ("(self.total_loss)", "(self.total_loss if self.is_main else torch.zeros(100_000))")
 OWN_VAL_LOSS = ("dist.all_reduce(total_loss)\n", "total_loss *= dist.get_world_size()\n")
 DDP = "nn.parallel.DistributedDataParallel"
@@ -109,9 +102,7 @@ WRAPPED_TWICE = (f"{DDP}(model)", f"{DDP}({DDP}(model))")
     "stage, check, edits, message",
     [
         (ONE, "starts", (BACKWARD, "        loss.backward(\n"), "line 72\n.*loss.backward"),
-        (ONE, "starts", (BACKWARD, "        loss.back()\n"), "line 72, in _run_batch\n.*loss.back"),
         (ONE, "weights", (BACKWARD, BACKWARD + "        self.model.eval()\n"), "in eval mode"),
-        (ONE, "weights", (BACKWARD, BACKWARD + NAN, CHECK_FINITE, "if False:"), "1 steps.* NaN"),
         (ONE, "snapshot", (SAVED, OTHER), "state in it is empty"),
         (ONE, "seed", ("    torch.manual_seed(args.seed)\n", ""), "begin with different weights"),
         (TORCHRUN, "weights", (BACKWARD, HALVED), "first update is 0.5 times .* averaged twice"),
@@ -123,7 +114,6 @@ WRAPPED_TWICE = (f"{DDP}(model)", f"{DDP}({DDP}(model))")
             "It hangs: .*\nRank 0 waits in line 79: loss.back.*\nRank 1 .* line 78: dist.barrier",
         ),
         (TORCHRUN, "starts", OTHER_SIZE, "called different collectives(.|\n)*what.*100000 vs 4"),
-        (TORCHRUN, "device", (LOAD_OPTIMIZER, LOAD_TO_CPU), "On GPUs, it fails when resumed"),
         ("elastic_ddp", "starts", (" or global_batch[:1]", ""), "the last batch has 1 samples"),
         ("preemptible", "signal", (OWN_SESSION, ""), "SIGTERM reaches data workers"),
         ("preemptible", "signal", (HANDLED, "()"), "SIGTERM has no handler"),
@@ -165,34 +155,21 @@ def test_forward_passes_without_a_backward_pass(tmp_path):
 HANGS = "import subprocess; print('hangs', flush=True); subprocess.run(['sleep', '1000'])"
 
 
-def left_over(folder):
-    return [text for text in environments().values() if f"PROBE_FOLDER={folder}" in text]
-
-
-def wait_for_processes(folder, count):
-    limit = TimeLimit()
-    while len(left_over(folder)) != count:
-        assert not limit.passed(), left_over(folder)
-        time.sleep(0.01)
-
-
-def test_children_of_a_rank_end_with_it(shell):
-    (shell.folder / "hangs.py").write_text(HANGS)
-    job = shell.ranks(f"{shell.folder}/hangs.py", 2, PROBE_FOLDER=str(shell.folder))
-    wait_for_processes(shell.folder, 2)
-    job.end()
-    wait_for_processes(shell.folder, 0)
-
-
 def test_sigterm_leaves_no_process_behind(tmp_path, monkeypatch):
+    def left_over():
+        return [text for text in environments().values() if f"PROBE_FOLDER={tmp_path}" in text]
+
     (tmp_path / "hangs.py").write_text(HANGS)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     command = [sys.executable, "-m", "tools.judge.check", "singlegpu", tmp_path / "hangs.py"]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
-        wait_for_processes(tmp_path, 2)  # the script and its child
+        limit = TimeLimit()
+        while len(left_over()) < 2:  # the script and its child
+            assert process.poll() is None and not limit.passed(), left_over()
+            time.sleep(0.01)
         process.send_signal(signal.SIGTERM)
         assert process.communicate(timeout=TIMEOUT_S)[1] == "ended by SIGTERM\n"
-    assert not left_over(tmp_path)
+    assert not left_over()
 
 
 @pytest.mark.parametrize(

@@ -15,34 +15,26 @@ import shlex
 import sys
 
 import pytest
-import torch
 from helpers import (
     KILL,
     NIGHTLY,
     PLAIN_SGD,
     SHORT_GPT,
     SIGNAL,
-    VAL_CHUNKS,
     equal_snapshots,
-    needs_slurm,
     patch,
     resize,
     run,
 )
-from test_finetune import make_model, write_chats
-from test_gpt import OPTIONS as GPT_OPTIONS
 from test_gpt_sharded import FLOAT64
+from test_gpus import FINETUNE, TOKENS, data_options
+from test_gpus import OPTIONS as GPT_OPTIONS
 from test_recipes import OPTIONS as RECIPE_OPTIONS
 from test_recipes import curves
-from test_slurm import PAUSE, PREEMPT, log
-from test_tokens import save_tokenizer
-from torch import nn
-from torch.utils.data import random_split
 
-import singlegpu
 from tools.compose.__main__ import BASES, PAIRS, ancestors, compose, series
 from tools.launch.jobs import Shell
-from tools.launch.snapshots import load_gpt, max_abs_diff, write_text
+from tools.launch.snapshots import load_gpt, max_abs_diff
 from tools.steps import ROOT, STAGES
 
 WRITE = "WRITE_PAIRS" in os.environ
@@ -68,8 +60,6 @@ SAMPLE = [
     ("gpt/async_save.py", "gpt/llama.py"),
 ]
 OTHERS = [pair for pair in CHOICES if pair not in SAMPLE]
-TOKENS = ("gpt/tokens.py", "gpt/llama.py")
-FINETUNE = ("gpt/finetune.py", "gpt/finetune_chat.py")
 # So that a part does what it adds.
 OPTIONS = {
     **RECIPE_OPTIONS,
@@ -77,10 +67,7 @@ OPTIONS = {
     "recipes/mixed_precision.py": "",
     "recipes/monitor.py": "--log_every 20",
     "elastic_ddp.py": "--global_batch_size 64",
-    "gpt/accumulate.py": "--micro_batch_size 2",
-    "gpt/pipeline_parallel.py": "--pp_size 2 --micro_batches 2",
-    "gpt/three_d.py": "--pp_size 2 --tp_size 2 --micro_batches 2",
-    "gpt/moe.py": "--n_experts 2 --top_k 1",
+    **dict.fromkeys(["gpt/moe.py", "gpt/expert_parallel.py"], "--n_experts 2 --top_k 1"),
 }
 # These train to other weights than multinode.py, or gpt/pretrain.py; all others to the same.
 DECIDING = [
@@ -94,7 +81,7 @@ DECIDING = [
     "gpt/local_sgd.py",
     *FINETUNE,
 ]
-BATCH_SIZE, CHUNKS, CONTEXT = 8, 48, 8  # of a GPT: the samples of a global batch and of all
+BATCH_SIZE = 8  # of a GPT: the samples of a global batch
 # Where two decide, one of them alone, with what the other does.
 IN_BFLOAT16 = """
 run_batch = script.Trainer._run_batch
@@ -131,29 +118,6 @@ def write_lines():
 
 def decides(file):
     return [name for name in DECIDING if name in ancestors(file)][-1:]
-
-
-def prepare(folder, data):
-    """Writes what a file of gpt/ learns, once; returns the options that say so."""
-    context = 40 if data == "gpt/finetune_chat.py" else CONTEXT
-    chunks = CHUNKS + VAL_CHUNKS
-    if not folder.exists():
-        folder.mkdir()
-        if data == "gpt/finetune_chat.py":
-            write_chats(folder / "text", chunks)
-        else:
-            write_text(folder / "text", chunks, CONTEXT)
-        if data in FINETUNE:
-            make_model(folder / "model", "Llama")
-        save_tokenizer(folder / "tokenizer.json", 256)
-        tokens = b"".join(bytes([byte, 0]) for byte in (folder / "text").read_bytes())
-        (folder / "0.uint16").write_bytes(tokens)  # the same bytes
-    options = f"--context {context} --val_tokens {VAL_CHUNKS * context}"
-    if data in TOKENS:
-        return f"{options} --n_layer 2 --n_head 2 --n_embd 16 --data {folder}"
-    if data in FINETUNE:
-        return f"{options} --text {folder}/text --model {folder}/model --export_path exported"
-    return f"{options} --n_layer 2 --n_head 2 --n_embd 16 --text {folder}/text"
 
 
 class Run:
@@ -199,10 +163,13 @@ def train(shell, parts, script=None, setup="", stop=None):
     options = " ".join(dict.fromkeys(OPTIONS.get(file, "") for file in files))
     if series(data) == "gpt":
         folder = shell.folder / (data if data in (*TOKENS, *FINETUNE) else "text").replace("/", "_")
+        if data not in FINETUNE:
+            options += " --n_layer 2"
         shared = math.prod(map(int, dict(re.findall(r"--(.p)_size (\d+)", options)).values()))
         if shared > 1 and {"gpt/hsdp.py", "gpt/local_sgd.py", "gpt/three_d.py"} & {*files}:
             ranks = 4
-        options = f"{prepare(folder, data)} --batch_size {BATCH_SIZE * shared // ranks} {options}"
+        batch_size = BATCH_SIZE * shared // ranks
+        options = f"{data_options(folder, data)} --batch_size {batch_size} {options}"
         setup = ("" if data in FINETUNE else FLOAT64) + setup
     elif "recipes/images.py" not in files:
         setup += resize(2050)  # of which the ranks can share four fifths
@@ -304,19 +271,9 @@ def test_table_is_complete():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "parts",
-    [
-        ("preemptible.py", "recipes/mixed_precision.py", "recipes/evaluate.py"),
-        ("preemptible.py", "recipes/gradient_accumulation.py", "recipes/evaluate.py"),
-        ("elastic_ddp.py", "recipes/evaluate.py", "recipes/monitor.py"),
-        ("preemptible.py", "recipes/tensorboard_logging.py", "recipes/fsdp.py"),
-        ("gpt/hsdp.py", "gpt/async_save.py", "gpt/llama.py"),
-    ],
-    ids=" + ".join,
-)
-def test_three(workshop, parts):
-    prove(workshop, parts)
+def test_three(workshop):
+    """The files of the page's example."""
+    prove(workshop, ("preemptible.py", "recipes/mixed_precision.py", "recipes/evaluate.py"))
 
 
 def compose_in(folder, arguments):
@@ -328,51 +285,23 @@ def compose_in(folder, arguments):
     [
         ("multinode.py", "name two files or more"),
         ("evaluate.py preemptible.py", "not of the series: do you mean recipes/evaluate.py?"),
-        ("recipes/fsdp.py {folder} --base multinode.py", "--base is for a script of yours, named"),
-        ("recipes/evaluate.py preemptible.py -o {folder} --force", "is a folder, or a file of the"),
+        ("recipes/fsdp.py no.py", "no.py is not of the series: if it is yours, name it first"),
         ("recipes/fsdp.py recipes/fsdp.py", "recipes/fsdp.py is named twice"),
-        (
-            "multinode.py recipes/fsdp.py",
-            "recipes/fsdp.py contains multinode.py, on which it",
-        ),
+        ("multinode.py recipes/fsdp.py", "recipes/fsdp.py contains multinode.py, on which it"),
         ("elastic_ddp.py gpt/fsdp.py", "elastic_ddp.py and gpt/fsdp.py are of different series"),
-        (
-            "recipes/fsdp.py recipes/verify.py",
-            "do not go together: the ranks hold different shards",
-        ),
+        ("recipes/fsdp.py recipes/verify.py", "go together: the ranks hold different shards"),
         ("recipes/regroup.py recipes/verify.py", "is started in a way of its own"),
-        (
-            "recipes/fsdp.py no.py",
-            "no.py is not of the series: if it is yours, name it first, and add --base",
-        ),
-        ("{folder}/no.py recipes/fsdp.py --base multinode.py", "there is no file "),
-        (
-            "{folder}/bad.py recipes/fsdp.py --base multinode.py",
-            "bad.py: '(' was never closed (bad.py, line 1)",
-        ),
-        (
-            "{folder}/zip.py recipes/fsdp.py --base multinode.py",
-            "zip.py: 'utf-8' codec can't decode",
-        ),
-        (  # what is in the base counts as well
-            "{folder}/bad.py recipes/verify.py --base recipes/fsdp.py",
-            "recipes/verify.py and recipes/fsdp.py do not go together: the ranks hold different",
-        ),
-        ("{folder}/bad.py recipes/fsdp.py --base no.py", "--base no.py is not of the series"),
-        ("{folder}/bad.py gpt/fsdp.py --base multinode.py", "are of different series"),
-        (
-            "multinode.py recipes/fsdp.py --base multinode.py",
-            "multinode.py is of the series: --base",
-        ),
-        (
-            "recipes/evaluate.py recipes/verify.py -o {folder}/bad.py",
-            "bad.py exists: name another one, or add --force",
-        ),
+        ("recipes/evaluate.py preemptible.py --check", "the judge of make check knows no recipes"),
+        ("recipes/evaluate.py recipes/verify.py -o {folder} --force", "is a folder, or a file of"),
+        ("recipes/evaluate.py recipes/verify.py -o {folder}/bad.py", "bad.py exists: name another"),
         ("recipes/evaluate.py recipes/verify.py -o {folder}/no/x.py", "No such file or directory"),
-        (
-            "recipes/evaluate.py preemptible.py --check",
-            "the judge of make check knows no recipes/eva",
-        ),
+        ("multinode.py recipes/fsdp.py --base multinode.py", "multinode.py is of the series: --"),
+        ("{folder}/bad.py recipes/fsdp.py --base no.py", "--base no.py is not of the series"),
+        ("{folder}/no.py recipes/fsdp.py --base multinode.py", "there is no file "),
+        ("{folder}/bad.py recipes/fsdp.py --base multinode.py", "bad.py: '(' was never closed"),
+        ("{folder}/zip.py recipes/fsdp.py --base multinode.py", "zip.py: 'utf-8' codec can't deco"),
+        # What is in the base counts as well.
+        ("{folder}/bad.py recipes/verify.py --base recipes/fsdp.py", "do not go together: the ran"),
     ],
 )
 def test_bad_choice(tmp_path, arguments, error):
@@ -390,11 +319,8 @@ def test_bad_choice(tmp_path, arguments, error):
 
 def test_conflict(tmp_path):
     """Marked as git marks it; --force replaces the file; lines end as they did in one's own."""
-    text = (
-        (ROOT / "multinode.py")
-        .read_text()
-        .replace("loss = self.loss_fn(", "loss = 2 * self.loss_fn(")
-    )
+    text = (ROOT / "multinode.py").read_text()
+    text = text.replace("loss = self.loss_fn(", "loss = 2 * self.loss_fn(")
     (tmp_path / "own.py").write_text(text, newline="\r\n")
     arguments = "{folder}/own.py recipes/mixed_precision.py --base multinode.py -o {folder}/out.py"
     for more in ("", " --force"):
@@ -403,32 +329,17 @@ def test_conflict(tmp_path):
     lines = (tmp_path / "out.py").read_bytes().split(b"\r\n")
     assert b"        loss = 2 * self.loss_fn(self.model(inputs), targets)" in lines
     marks = [line for line in lines if line[:7] in (b"<" * 7, b"=" * 7, b">" * 7)]
-    assert [mark.split(b"/")[-1] for mark in marks] == [
-        b"own.py",
-        b"=======",
-        b"mixed_precision.py",
-    ]
+    sides = [mark.split(b"/")[-1] for mark in marks]
+    assert sides == [b"own.py", b"=======", b"mixed_precision.py"]
     assert b"\n" not in b"".join(lines)
-
-
-@pytest.mark.long
-def test_style(tmp_path):
-    """All that fit are as ruff wants them, without a formatter."""
-    for n, pair in enumerate(filter(fits, CHOICES)):
-        text = "\n".join(line for line, _ in compose(list(pair), "composed.py"))
-        (tmp_path / f"{n}.py").write_text(f"{text}\n")
-    for command in ("check", "format --check"):
-        result = run("ruff", *command.split(), "--config", f"{ROOT}/pyproject.toml", tmp_path)
-        assert result.returncode == 0, result.stdout
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
     "parts, checks",
     [
-        ("preemptible.py recipes/tensorboard_logging.py", 17),
-        ("gpt/accumulate.py gpt/moe.py", 11),
-        ("gpt/async_save.py gpt/three_d.py", 6),
+        ("preemptible.py recipes/tensorboard_logging.py", 18),
+        ("gpt/async_save.py gpt/three_d.py", 7),
     ],
 )
 def test_checked(tmp_path, parts, checks):
@@ -451,65 +362,28 @@ def test_own_script(shell):
     text = (ROOT / "multinode.py").read_text()
     text = re.sub(r"class ToyModel.*?\n\n\n", OWN_MODEL, text, flags=re.DOTALL)
     text = text.replace("ToyDataset(2048)", "ToyDataset(1600)")
-    text = text.replace(
-        "SGD(model.parameters(), lr=0.01, momentum=0.9)", "AdamW(model.parameters())"
-    )
+    sgd = "SGD(model.parameters(), lr=0.01, momentum=0.9)"
+    text = text.replace(sgd, "AdamW(model.parameters())")
     (shell.folder / "0.py").write_text(text)
-    for n, (base, part) in enumerate(
-        [
-            ("multinode.py", "recipes/evaluate.py"),
-            ("multinode.py", "recipes/tensorboard_logging.py"),
-            ("multinode.py", "resumable.py"),
-            ("resumable.py", "preemptible.py"),
-            ("preemptible.py", "recipes/profiler.py"),
-        ]
-    ):
+    bases = {
+        "recipes/evaluate.py": "multinode.py",
+        "recipes/tensorboard_logging.py": "multinode.py",
+        "resumable.py": "multinode.py",
+        "preemptible.py": "resumable.py",
+        "recipes/profiler.py": "preemptible.py",
+    }
+    for n, (part, base) in enumerate(bases.items()):
         arguments = f"{{folder}}/{n}.py {part} --base {base} -o {{folder}}/{n + 1}.py"
         result = compose_in(shell.folder, arguments)
         assert result.returncode == 0, result.stderr
+    composed = (shell.folder / "5.py").read_text()
+    assert OWN_MODEL in composed and "(1600)" in composed and "AdamW(" in composed
     script = patch(shell.folder, shell.folder / "5.py", SIGNAL, "signalled.py")
-    job = shell.ranks(f"{script} 2 1", 2, SIGNAL="15", SIGNAL_AT="1 320")
-    job.fails("stopped by a signal")
-    output = shell.ranks(f"{script} 2 1", 2).succeeds()
-    assert "val loss" in output and [*curves(shell.folder / "snapshot.pt.logs")] != []
-    dataset = singlegpu.ToyDataset(1600)
-    dataset, _ = random_split(dataset, [0.8, 0.2], torch.Generator().manual_seed(0))
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(10, 20), nn.Tanh(), nn.Linear(20, 5))
-    optimizer = torch.optim.AdamW(model.parameters())
-    for epoch in range(2):
-        order = torch.randperm(1280, generator=torch.Generator().manual_seed(epoch))
-        for batch in order.split(64):
-            inputs, targets = map(torch.stack, zip(*[dataset[i] for i in batch], strict=True))
-            optimizer.zero_grad()
-            nn.functional.mse_loss(model(inputs), targets).backward()
-            optimizer.step()
-    weights = load_gpt(shell.folder / "snapshot.pt")["model"]
-    assert max_abs_diff(weights.values(), [*model.state_dict().values()]) < 1e-5
-
-
-@pytest.mark.nightly
-@pytest.mark.long
-@needs_slurm
-def test_on_slurm(cluster, shell):
-    """Two nodes, mixed precision, validation, and a preemption: as a job that is left alone."""
-    parts = "preemptible.py recipes/mixed_precision.py recipes/evaluate.py"
-    assert compose_in(shell.folder, f"{parts} -o {{folder}}/composed.py").returncode == 0
-    patch(shell.folder, shell.folder / "composed.py", PAUSE, "my_training.py")
-    options = "--nodes=2 --gpus-per-node=1 --partition=main"
-    job = cluster(
-        f"""
-        nodes=2
-        sbatch {options} slurm/preemptible.sbatch my_training.py 6 2
-        until grep -q "^2 [1-9]" trained.log; do sleep 0.1; done 2>/dev/null
-        {PREEMPT}
-        """,
-        "-n 2",
-    )
-    assert job.wait() == 0, job.output
-    output = log(shell.folder, "preemptible")
-    assert output.count("epochs done") == 2 and "val loss" in output, output
-    shell.ranks(f"{shell.folder}/composed.py 6 2 --snapshot_path alone", 2).succeeds()
-    alone, requeued = (load_gpt(shell.folder / name) for name in ("alone", "snapshot.pt"))
-    assert alone.pop("loss") == pytest.approx(requeued.pop("loss"), rel=1e-6)
-    assert equal_snapshots(alone, requeued)
+    command = f"{script} 2 1 --batch_size 32"
+    shell.ranks(command, 2, SIGNAL="15", SIGNAL_AT="1 320").fails("stopped by a signal")
+    output = shell.ranks(command, 2).succeeds()
+    assert "val loss" in output and curves(shell.folder / "snapshot.pt.logs")
+    # It has trained as on one rank with the first recipe alone.
+    shell.ranks(f"{shell.folder}/1.py 2 1 --batch_size 64 --snapshot_path one").succeeds()
+    weights, expected = (load_gpt(shell.folder / path)["model"] for path in ("snapshot.pt", "one"))
+    assert max_abs_diff(weights.values(), expected.values()) < 1e-5

@@ -1,13 +1,20 @@
-"""gpt/finetune.py: a model of transformers, made here, sharded, trained, and exported."""
+"""gpt/finetune.py, finetune_chat.py: a model of transformers, sharded, trained, and exported."""
 
 import json
-import re
 
 import pytest
 import torch
 import torch.distributed as dist
+import transformers
 from helpers import LIMIT_MEMORY, PLAIN_SGD, SIGNAL, patch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+)
 
 from gpt import finetune, finetune_chat
 from tools.launch.snapshots import load_gpt, max_abs_diff, write_text
@@ -30,9 +37,6 @@ CONFIG = {
 
 def make_model(folder, kind, dtype=torch.bfloat16, **changes):
     """Saves a model with random weights, and a tokenizer of bytes; returns its size."""
-    import transformers
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
     config = getattr(transformers, f"{kind}Config")(**CONFIG | changes)
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
@@ -71,8 +75,6 @@ def save_logits(model, tokenizer, args):
 @pytest.mark.parametrize(("kind", "tied"), [("Llama", False), ("Qwen3", True)])
 def test_finetuned(shell, kind, tied):
     """One rank, and three stopped in mid-epoch: equal; what was exported is what was trained."""
-    from transformers import AutoModelForCausalLM
-
     make_model(shell.folder / "model", kind, torch.float32, tie_word_embeddings=tied)
     options = "--learning_rate 0.3"
     start(shell, 1, "one", PLAIN_SGD + LOGITS, options).succeeds()
@@ -106,22 +108,41 @@ def write_chats(path, count):
             file.write(json.dumps({"messages": messages}) + "\n")
 
 
-def test_targets_of_a_chat(tmp_path):
-    from transformers import AutoTokenizer
+HELLO = {"role": "user", "content": "Hi"}
+ANSWER = {"role": "assistant", "content": "a\u2028b\x85c"}  # which str.splitlines() would cut
 
-    make_model(tmp_path / "model", "Llama")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
-    write_chats(tmp_path / "chats", 3)
-    chats = finetune_chat.ChatDataset(tmp_path / "chats", 40, tokenizer)
-    inputs, targets = chats[2]
-    assert len(chats) == 3 and len(inputs) == len(targets) == 40
-    assert tokenizer.decode(inputs).startswith("<user>Say 2!;<assistant>2 2 2 ;")
-    answer = targets != finetune_chat.IGNORED
-    assert tokenizer.decode(targets[answer]) == "2 2 2 ;"
-    assert torch.equal(targets[:-1][answer[:-1]], inputs[1:][answer[:-1]])
-    inputs, targets = finetune_chat.ChatDataset(tmp_path / "chats", 26, tokenizer)[2]
-    assert len(inputs) == len(targets) == 26
-    assert tokenizer.decode(targets[targets != finetune_chat.IGNORED]) == "2 2"
+
+def read_chats(folder, template, *messages, context=60):
+    """Returns the dataset of a file with a byte order mark, and twice a chat and a blank line."""
+    make_model(folder / "model", "Llama")
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model", chat_template=template)
+    chat = json.dumps({"messages": messages, "tools": [{}]}, ensure_ascii=False)
+    (folder / "chats").write_text(f"{chat}\n\n{chat}\n \n", encoding="utf-8-sig")
+    return tokenizer, finetune_chat.ChatDataset(folder / "chats", context, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("context", "trained"), [(60, "a\u2028b\x85c;"), (25, "a\u2028b")], ids=["whole", "cut"]
+)
+def test_chats(tmp_path, context, trained):
+    """Of what the template makes of a chat, the answer is trained, as far as there is room."""
+    template = "{{ tools | length }}" + CHAT_TEMPLATE
+    tokenizer, chats = read_chats(tmp_path, template, HELLO, ANSWER, context=context)
+    assert len(chats) == 2
+    for inputs, targets in chats:
+        assert len(inputs) == len(targets) == context
+        assert tokenizer.decode(inputs).startswith("1<user>Hi;<assistant>a\u2028")
+        answer = targets != finetune_chat.IGNORED
+        assert tokenizer.decode(targets[answer]) == trained
+        assert torch.equal(targets[:-1][answer[:-1]], inputs[1:][answer[:-1]])
+
+
+def test_refused_chats(tmp_path):
+    with pytest.raises(ValueError, match="a chat must end with the assistant's answer"):
+        read_chats(tmp_path, CHAT_TEMPLATE, ANSWER, HELLO)
+    thinking = CHAT_TEMPLATE.replace("<assistant>{% endif", "<assistant><think>{% endif")
+    with pytest.raises(ValueError, match=r"the template's prompt '.*<think>' does not begin '.*a"):
+        read_chats(tmp_path, thinking, HELLO, ANSWER)
 
 
 @pytest.mark.long
@@ -186,85 +207,64 @@ def test_starts_without_memory_for_the_whole_model(shell):
     assert job.output.count("started") == 4
 
 
-def test_bad_input(shell):
-    start(shell, 1, "s", "").fails("error: no config.json or no *.safetensors in --model model")
-    make_model(shell.folder / "model", "Llama", vocab_size=100)
-    start(shell, 1, "s", "").fails("the tokenizer has 256 tokens, the model 100")
-    (shell.folder / "s_exported").touch()
-    start(shell, 1, "s", "").fails("--export_path s_exported is a file: name a folder")
-    (shell.folder / "s_exported").unlink()
-    make_model(shell.folder / "other", "Llama", hidden_size=64)
-    make_model(shell.folder / "model", "Llama")
-    (shell.folder / "other" / "model.safetensors").rename(shell.folder / "model/model.safetensors")
-    job = start(shell, 2, "s", "")
-    job.fails("cannot load the weights of model: another model's?")
-    assert re.search("[Ss]ize", job.output)
-
-
-def config_alone(kind):
-    def write(folder):
-        import transformers
-
-        getattr(transformers, f"{kind}Config")(vocab_size=300).save_pretrained(folder)
-
-    return write
-
-
-def broken_config(folder):
-    (folder / "config.json").write_text('{"model_type": "llama", "hidden_size": ')
-
-
-def unknown_config(folder):
-    (folder / "config.json").write_text('{"model_type": "of_tomorrow"}')
-
-
-def no_tokenizer(folder):
-    (folder / "tokenizer.json").unlink()
-    (folder / "tokenizer_config.json").unlink()
-
-
-def fewer_layers(folder):
-    path = folder / "config.json"
-    path.write_text(path.read_text().replace('"num_hidden_layers": 2', '"num_hidden_layers": 1'))
-
-
-def nan_weights(folder):
-    weights = load_file(folder / "model.safetensors")
-    weights["model.norm.weight"][0] = torch.nan
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+def refused(tmp_path, monkeypatch, capfd):
+    """Returns what the script says when it refuses what it is to train."""
+    with pytest.raises(SystemExit) as exit:
+        run_here(tmp_path, monkeypatch)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    assert not (tmp_path / "finetuned").is_dir()
+    return capfd.readouterr().err if exit.value.code == 2 else exit.value.code
 
 
 UNUSABLE = "cannot use model: broken, or not the layout of Llama"
+OTHER_WEIGHTS = "cannot load the weights of model: another model's?"
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("old", "new", "message"),
     [
-        (config_alone("GPT2"), UNUSABLE),
-        (config_alone("GPTNeoX"), UNUSABLE),
-        (config_alone("Bert"), UNUSABLE),
-        (broken_config, UNUSABLE),
-        (unknown_config, UNUSABLE),
-        (no_tokenizer, UNUSABLE),
-        (fewer_layers, "cannot load the weights of model: another model's?"),
-        (nan_weights, "cannot save: the loss or a weight is nan"),
+        ('"model_type": "llama"', '"model_type": "gpt2"', UNUSABLE),
+        ('"vocab_size": 300', '"vocab_size": ', UNUSABLE),  # no JSON
+        ('"vocab_size": 300', '"vocab_size": 100', "the tokenizer has 256 tokens, the model 100"),
+        ('"num_hidden_layers": 2', '"num_hidden_layers": 1', OTHER_WEIGHTS),
+        ('"hidden_size": 32', '"hidden_size": 64', OTHER_WEIGHTS),
     ],
 )
-def test_what_is_no_llama(tmp_path, monkeypatch, change, message):
+def test_refused_configs(tmp_path, monkeypatch, capfd, old, new, message):
     make_model(tmp_path / "model", "Llama")
-    change(tmp_path / "model")
-    with pytest.raises(SystemExit) as exit:
-        run_here(tmp_path, monkeypatch)
-    dist.destroy_process_group()
-    assert str(exit.value.code).startswith(message)
-    assert len(exit.value.code.splitlines()) <= 2
-    assert not (tmp_path / "finetuned").exists()
+    config = tmp_path / "model" / "config.json"
+    assert config.read_text().count(old) == 1
+    config.write_text(config.read_text().replace(old, new))
+    lines = refused(tmp_path, monkeypatch, capfd).splitlines()
+    assert lines[0].startswith(message) and len(lines) <= 2
+
+
+def edit_weight(folder, name, weight):
+    weights = load_file(folder / "model.safetensors")
+    weights[name] = weight
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def test_refused_files(tmp_path, monkeypatch, capfd):
+    make_model(tmp_path / "model", "Llama")
+    (tmp_path / "finetuned").touch()
+    error = "--export_path finetuned is a file: name a folder\n"
+    assert refused(tmp_path, monkeypatch, capfd).endswith(error)
+    (tmp_path / "finetuned").unlink()
+    edit_weight(tmp_path / "model", "model.norm.weight", torch.full([32], torch.nan))
+    error = "cannot save: the loss or a weight is nan"
+    assert refused(tmp_path, monkeypatch, capfd).startswith(error)
+    for path in (tmp_path / "model").glob("tokenizer*"):
+        path.unlink()
+    assert refused(tmp_path, monkeypatch, capfd).startswith(UNUSABLE)
+    (tmp_path / "model" / "model.safetensors").unlink()
+    error = "no config.json or no *.safetensors in --model model\n"
+    assert refused(tmp_path, monkeypatch, capfd).endswith(error)
 
 
 def test_exported(tmp_path, monkeypatch):
     """In the model's own type, in files of limited size, and with the tokens that end a text."""
-    from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
-
     make_model(tmp_path / "model", "Qwen3", tie_word_embeddings=True)
     GenerationConfig(eos_token_id=[7, 9]).save_pretrained(tmp_path / "model")
     save_pretrained = PreTrainedModel.save_pretrained
@@ -299,3 +299,24 @@ def run_here(tmp_path, monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.setenv("MASTER_PORT", "0")  # any that is free
     finetune.main(finetune.parse_args())
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_flops(tmp_path, monkeypatch, tied):
+    num_parameters = make_model(tmp_path / "model", "Llama", tie_word_embeddings=tied)
+    counts = []
+    monkeypatch.setattr(finetune.Trainer, "train", lambda self: counts.append(self.flops_per_token))
+    run_here(tmp_path, monkeypatch)
+    looked_up = 0 if tied else CONFIG["vocab_size"] * CONFIG["hidden_size"]
+    assert counts == [6 * (num_parameters - looked_up)]
+
+
+def test_tied_head_in_the_files(tmp_path, monkeypatch, capfd):
+    """Taken if it is the embedding."""
+    make_model(tmp_path / "model", "Qwen3", tie_word_embeddings=True)
+    embedding = load_file(tmp_path / "model" / "model.safetensors")["model.embed_tokens.weight"]
+    edit_weight(tmp_path / "model", "lm_head.weight", 2 * embedding)
+    error = "lm_head.weight is not the embedding: untie them"
+    assert error in refused(tmp_path, monkeypatch, capfd)
+    edit_weight(tmp_path / "model", "lm_head.weight", embedding)
+    run_here(tmp_path, monkeypatch)

@@ -50,10 +50,6 @@ def tiny_options(shell, name):
     return f"{options} --text {shell.folder}/text --snapshot_path {shell.folder}"
 
 
-def two_nodes(shell):
-    return [shell.folder / "node1", shell.folder / "node2"]
-
-
 @pytest.mark.parametrize("name", WITH_SNAPSHOTS_OF_THEIR_OWN)
 def test_killed_and_stopped_is_uninterrupted(shell, name):
     """Two ranks, killed in mid-epoch, then stopped in mid-epoch, end as two that are left alone.
@@ -62,7 +58,8 @@ def test_killed_and_stopped_is_uninterrupted(shell, name):
     """
     script = patch(shell.folder, name, SHORT_GPT + LOG_LOSSES + SIGNAL)
     command = f"{script} 2 1 --save_every_steps {{}} {tiny_options(shell, name)}/{{}}"
-    nodes = two_nodes(shell) if name == "gpt/local_sgd.py" else [shell.folder] * 2
+    nodes = ("node1", "node2") if name == "gpt/local_sgd.py" else ("node", "node")
+    nodes = [shell.folder / node for node in nodes]
     uninterrupted = shell.ranks_on(nodes, command.format(5, "uninterrupted"))
 
     kill = {"SIGNAL": str(int(signal.SIGKILL)), "SIGNAL_AT": f"0 {11 * BATCH_SIZE}"}
@@ -91,12 +88,12 @@ def test_killed_and_stopped_is_uninterrupted(shell, name):
     assert equal_snapshots(one, other)
 
 
-@pytest.mark.parametrize("name", WITH_SNAPSHOTS_OF_THEIR_OWN)
+@pytest.mark.parametrize("name", ["gpt/gpt.py", "gpt/dcp.py"])
 def test_snapshot_of_another_shape(shell, name):
     """Other heads have weights of the same sizes, and DCP would load only the first layers."""
     command = f"{patch(shell.folder, name, SHORT_GPT)} 1 {tiny_options(shell, name)}/s --n_layer 2"
     shell.ranks(command).succeeds()
-    for option, size in [("--n_layer", 1), ("--n_layer", 3), ("--n_head", 4), ("--context", 4)]:
+    for option, size in [("--n_layer", 1), ("--n_head", 4), ("--context", 4)]:
         job = shell.ranks(f"{command} {option} {size}")
         job.fails("cannot load ", ": move it or set another --snapshot_path")
         saved, other = re.search(r"saved by a model of (.*), not (.*)'", job.output).groups()
@@ -105,17 +102,15 @@ def test_snapshot_of_another_shape(shell, name):
         assert other == sizes
 
 
+def test_text_is_not_loaded(tmp_path):
+    """It is read chunk by chunk; this file is sparse, and takes no disk."""
+    with open(tmp_path / "text", "wb") as file:
+        file.truncate(2**40)
+    dataset = importlib.import_module("gpt.gpt").TextDataset(tmp_path / "text", 64)
+    assert [chunk.tolist() for chunk in dataset[2**33]] == [[0] * 64] * 2
+
+
 SONG = "nine green bottles hanging on the wall\n"
-
-
-def test_gpt_learns_a_text(shell):
-    """On 2 ranks: lower than chance and than single letters tell; it writes in that language."""
-    (shell.folder / "song.txt").write_text(SONG * 2000)
-    model = "--n_layer 1 --n_head 1 --n_embd 64 --context 32"
-    command = f"gpt/gpt.py 1 --text song.txt {model} --batch_size 8 --learning_rate 2e-3"
-    output = shell.ranks(command, 2).succeeds()
-    assert "bottles" in output.rpartition("saved snapshot.pt")[2]
-    assert load(shell.folder / "snapshot.pt")["loss"] < 2
 
 
 # A second for each snapshot, and one for each evaluation.
@@ -144,12 +139,9 @@ def test_pretrained_gpt(shell):
     speeds = [float(speed.replace(",", "")) for speed in re.findall(r"(\S+) tokens/s", output)]
     seconds = [512 * steps / speed for steps, speed in zip((40, 45, 165), speeds, strict=True)]
     assert seconds[2] > seconds[0] + seconds[1] + 4.9
-    # Each layer's 12 n_embd^2 weights, biases, norms; the head's 256 x n_embd; no embeddings.
     model = importlib.import_module("gpt.pretrain").GPT(gpt_config(1, 1, 64, 32))
-    num_params = sum(p.numel() for p in model.parameters()) - 32 * 64 - 256 * 64
-    assert 256 * 64 + 12 * 64**2 < num_params < 256 * 64 + 12 * 64**2 + 20 * 64
     tokens_per_second = float(lines[-1][1].replace(",", ""))
-    mfu = tokens_per_second * (6 * num_params + 12 * 64 * 32) / 2 / 0.1e12
+    mfu = tokens_per_second * model.flops_per_token / 2 / 0.1e12
     assert float(lines[-1][2]) / 100 == pytest.approx(mfu, abs=1e-3)
     # The last snapshot's loss on the last 1024 chunks of 32 bytes, computed here.
     model.load_state_dict(load(shell.folder / "snapshot.pt")["model"])
@@ -191,18 +183,6 @@ def test_gpt_sees_no_byte_ahead(name):
     with torch.no_grad():
         difference = (model(text) - model(other)).abs().amax(2)[0]
     assert (difference[:9] < 1e-6).all() and (difference[9:] > 1e-3).all()
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("gpt/gpt.py", "--text has less than one chunk of 64 bytes: add text"),
-        ("gpt/schedule.py", "--text has 0 chunks: 1024 are for validation, add text"),
-    ],
-)
-def test_useless_text(shell, name, message):
-    (shell.folder / "short.txt").write_text("hello")
-    shell.ranks(f"{name} --text short.txt").fails(message)
 
 
 def test_compressed_is_close(shell):
