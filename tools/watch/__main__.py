@@ -51,7 +51,9 @@ def events_of(folder):
         events = [json.loads(line) for line in lines]
         values = {name: value for event in reversed(events) for name, value in event[2].items()}
         attempt = attempts.setdefault(values.get("attempt", "0"), {})
-        attempt[int(values.get("rank", 0))] = events
+        # A call of several operations is one collective; of all ranks, unless it names them.
+        kept = [event[: 4 if event[3] else 3] for event in events if not event[5]]
+        attempt[int(values.get("rank", 0))] = kept
     return [[ranks[rank] for rank in sorted(ranks)] for _, ranks in sorted(attempts.items())]
 
 

@@ -1,8 +1,9 @@
 """Writes down what a process of a training does, line by line, for tools/watch.
 
 Into a file of its own in the folder WATCH_FOLDER goes a line of JSON for each line of the script
-WATCH_FILE that begins, and for each collective: the number of the line, the collective or None, and
-the values that have changed. What is computed stays the same, bit for bit.
+WATCH_FILE that begins, and for each operation of torch.distributed: the number of the line, the
+name of the collective or None, the values that have changed, the ranks of its group if they are not
+all, the operation, and whether the call before it goes on. The result stays the same, bit for bit.
 """
 
 import ast
@@ -17,32 +18,22 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import ProcessGroup
 from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import dataloader, get_worker_info
 
 MAX_STEPS, MAX_EVENTS = 20, 2000
 LEFT_OUT = ("parse_args", "forward", "__getitem__", "__len__")
-COLLECTIVES = [
-    "all_gather",
-    "all_gather_into_tensor",
-    "all_gather_object",
-    "all_reduce",
-    "all_to_all",
-    "all_to_all_single",
-    "barrier",
-    "broadcast",
-    "broadcast_object_list",
-    "gather",
-    "gather_object",
-    "init_process_group",
-    "monitored_barrier",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "scatter",
-]
+VERBS = {"allgather": "all-gather", "allreduce": "all-reduce", "reduce_scatter": "reduce-scatter"}
+IN_DDP = {
+    "_verify_param_shape_across_processes": "compare the shapes of the weights",
+    "_sync_module_states": "broadcast the weights",
+    "_sync_buffers": "broadcast the buffers",
+    "_pre_forward": "agree on buckets",
+}
+COLLECTIVES = dist.distributed_c10d.__all__
 script = os.environ["WATCH_FILE"]
 file = None
 events = 0
@@ -52,17 +43,18 @@ changed = {}  # since the last event
 known = {}
 model = None
 parameter = None  # its last one: its first element stands for all
-inside = False  # a collective: those that it calls are its own
+last_call = None  # of torch.distributed: its outermost frame, its name, and the event's number
+started = []  # the collectives that the script has started and not waited for
 
 
-def write(collective=None):
+def write(collective=None, ranks=None, operation=None, goes_on=False):
     global file, events
     if not line:  # the script has not begun
         return
     if file is None:
         file = open(f"{os.environ['WATCH_FOLDER']}/{os.getpid()}.jsonl", "a")  # noqa: SIM115
     if get_worker_info() is None and steps < MAX_STEPS and events < MAX_EVENTS:
-        file.write(json.dumps([line, collective, changed]) + "\n")
+        file.write(json.dumps([line, collective, changed, ranks, operation, goes_on]) + "\n")
         file.flush()  # so that it is there if this process hangs or is killed
         events += 1
     elif events:
@@ -71,6 +63,9 @@ def write(collective=None):
 
 
 def note(name, value):
+    if isinstance(value, torch.Tensor):
+        value = local(value).detach().flatten()[:1]  # the first element of this rank's part
+        value = value.item() if value.untyped_storage().size() else "none"
     if isinstance(value, float):
         value = f"{value:.6g}"
     if known.get(name) != str(value):
@@ -78,14 +73,17 @@ def note(name, value):
 
 
 def local(tensor):
-    """Returns this rank's part of a tensor."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
-def first(tensor):
-    """Returns the first element of a tensor, or of this rank's part of one."""
-    tensor = local(tensor)
-    return tensor.detach().flatten()[0].item() if tensor.numel() else "none"
+def note_model():
+    """Notes the weights that this rank has now (freed ones have no storage), and one of them."""
+    if model is not None:
+        tensors = [local(p) for p in model.parameters()]
+        note("weights here", sum(t.numel() for t in tensors if t.untyped_storage().size()))
+        note("weight", parameter)
+        if parameter.grad is not None:
+            note("gradient", parameter.grad)
 
 
 def note_values(frame):
@@ -99,23 +97,13 @@ def note_values(frame):
     if dist.is_initialized():
         note("rank", dist.get_rank())
     note("attempt", os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    me = names.get("self")
-    for name in ("epochs_run", "samples_run", "stop_requested", "total_loss"):
-        value = names.get(name, getattr(me, name, None))
-        if isinstance(value, torch.Tensor) and value.numel() == 1:
-            value = first(value)
-        if value is not None:
+    for name in ("epochs_run", "samples_run", "stop_requested", "total_loss", "loss"):
+        value = names.get(name)
+        if value is None and name != "loss":
+            value = getattr(names.get("self"), name, None)
+        if isinstance(value, bool | int | float) or getattr(value, "ndim", None) == 0:
             note(name, value)
-    loss = names.get("loss")
-    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
-        note("loss", first(loss))
-    if parameter is not None:
-        tensors = [local(p) for p in model.parameters()]  # freed ones have no storage
-        here = sum(t.numel() for t in tensors if t.untyped_storage().size())
-        note("weights here", here)
-        note("weight", first(parameter))
-        if parameter.grad is not None:
-            note("gradient", first(parameter.grad))
+    note_model()
 
 
 def top_lines():
@@ -152,69 +140,56 @@ def trace(frame, event, argument):
     return trace_line
 
 
-def recorded(name, function):
-    """Returns a collective that is written down before it begins."""
-
-    @functools.wraps(function)
-    def call(*arguments, **options):
-        global inside
-        if inside:
-            return function(*arguments, **options)
-        if options.get("async_op"):
-            return Work(function(*arguments, **options), name)
-        inside = True
-        try:
-            write(name)
-            return function(*arguments, **options)
-        finally:
-            inside = False
-
-    return call
+def name_of(operation, frames, size):
+    """Names an operation by who calls it: DDP, FSDP, or a function that the script calls."""
+    functions = [frame.f_code.co_name for frame in frames]
+    places = " ".join(frame.f_code.co_filename for frame in frames)
+    verb = next((VERBS[v] for v in VERBS if v in operation), operation.strip("_"))
+    if "/_fully_shard/" in places:
+        return f"FSDP: {verb} {size:,} {'weights' if 'gather' in verb else 'gradients'}"
+    if "/parallel/distributed.py" in places:
+        return "DDP: " + next((IN_DDP[name] for name in functions if name in IN_DDP), verb)
+    if "backward" in functions and ("comm_hooks" in places or "/distributed/" not in places):
+        return f"DDP: {verb} {size:,} gradients"  # from C++, or from a hook of DDP's
+    called = [f for f in functions if not f.startswith(("_", "<")) and "wrap" not in f]
+    owner = next((f for f in reversed(called) if f not in ("decorate_context", "inner")), verb)
+    return owner if owner in COLLECTIVES else f"{owner}: {verb} {size:,} numbers"
 
 
-class Work:
-    """A collective that has begun; who waits for it is in it."""
+def note_collective(operation, call, keys, *arguments):
+    """Writes down an operation of torch.distributed, whoever calls it, and then runs it."""
+    global last_call
+    frame, frames = sys._getframe(1), []
+    while frame and frame.f_code.co_filename != script:
+        frames.append(frame)
+        frame = frame.f_back
+    group = next(value for value in arguments if isinstance(value, torch.ScriptObject))
+    ranks = dist.get_process_group_ranks(ProcessGroup.unbox(group))
+    tensors = [[t for t in tree_leaves(part) if torch.is_tensor(t)] for part in arguments[:2]]
+    name = name_of(operation, frames, max(sum(t.numel() for t in part) for part in tensors))
+    if any(frame.f_locals.get("async_op") for frame in frames) and name in COLLECTIVES:
+        started.append((name, ranks if len(ranks) < dist.get_world_size() else None))
+        name, ranks = f"{name} starts", [dist.get_rank()]
+    elif operation.startswith(("send", "recv")):
+        ranks = [dist.get_rank()]  # the player holds it up for nobody
+    outermost = frames[-1] if frames else None
+    goes_on = last_call == (outermost, name, events)
+    with contextlib.suppress(Exception):
+        note_model()
+    write(name, ranks if len(ranks) < dist.get_world_size() else None, operation, goes_on)
+    last_call = (outermost, name, events)
+    return call.redispatch(keys.remove(torch._C.DispatchKey.BackendSelect), *arguments)
 
-    def __init__(self, work, name):
-        self.work = work
-        self.name = name
 
-    def __getattr__(self, name):
-        return getattr(self.work, name)
-
-    def wait(self, *arguments):
-        return recorded(self.name, self.work.wait)(*arguments)
+def note_wait(work, *arguments):
+    if sys._getframe(1).f_code.co_filename == script and started:
+        write(*started.pop(0))
+    return wait(work, *arguments)
 
 
-class RecordedDDP(DistributedDataParallel):
-    """Writes down the collectives that DDP calls in C++."""
-
-    def __init__(self, module, *arguments, **options):
-        create = super().__init__
-        recorded("DDP: compare and broadcast the weights", create)(module, *arguments, **options)
-        self.parameters_left = set()
-        self.forwards = 0
-        for parameter in module.parameters():
-            if parameter.requires_grad:
-                parameter.register_hook(functools.partial(self.note_gradient, parameter))
-
-    def note_gradient(self, ready, gradient):
-        if ready is parameter:
-            note("own gradient", first(gradient))
-        if not self.require_backward_grad_sync:
-            return
-        self.parameters_left.discard(ready)
-        if not self.parameters_left:
-            size = sum(p.numel() for p in self.module.parameters() if p.requires_grad)
-            write(f"DDP: all-reduce {size:,} gradients")
-
-    def _pre_forward(self, *arguments, **options):
-        if torch.is_grad_enabled():
-            self.parameters_left = {p for p in self.module.parameters() if p.requires_grad}
-            self.forwards += 1
-        if self.forwards == 2 and torch.is_grad_enabled():
-            return recorded("DDP: agree on buckets", super()._pre_forward)(*arguments, **options)
-        return super()._pre_forward(*arguments, **options)
+def note_init(*arguments, **options):
+    write("init_process_group")
+    return init_process_group(*arguments, **options)
 
 
 class Output:
@@ -232,17 +207,24 @@ class Output:
         return self.stream.write(text)
 
 
-def find_parameter(module, inputs):
+def begin_step(module=None, inputs=None):
+    """Counts the step that begins; the first module that is called is the model."""
     global model, parameter
-    trained = [p for p in module.parameters() if p.requires_grad]
+    if torch.is_grad_enabled():
+        note("step", steps + 1)
+    trained = [p for p in module.parameters() if p.requires_grad] if module else []
     if model is None and trained:
         model, parameter = module, trained[-1]
+        if dist.is_initialized():
+            parameter.register_hook(lambda gradient: note("own gradient", gradient))
 
 
-def count_step(*arguments):
+def end_step(optimizer, arguments, options):
     """Counts a step, and does after it what tools/watch/series.py asks for."""
     global steps
     steps += 1
+    state = [local(t) for t in tree_leaves(list(optimizer.state.values())) if torch.is_tensor(t)]
+    note("optimizer state here", sum(t.numel() for t in state if t.ndim))
     time.sleep(float(os.environ.get("WATCH_PAUSE", 0)))
     rank = dist.get_rank() if dist.is_initialized() else 0
     at, _, signum = os.environ.get("WATCH_SIGNAL", "").rpartition(" ")
@@ -250,12 +232,8 @@ def count_step(*arguments):
         os.kill(os.getpid(), int(signum))
 
 
-def install():
-    for name in COLLECTIVES:
-        setattr(dist, name, recorded(name, getattr(dist, name)))
-    torch.nn.parallel.DistributedDataParallel = RecordedDDP
-    register_module_forward_pre_hook(find_parameter)
-    register_optimizer_step_post_hook(count_step)
+def note_samples():
+    """Notes the samples of each batch that a DataLoader yields."""
     loader = dataloader._BaseDataLoaderIter
     asked = []  # the samples of the batches that are loaded, or soon will be
     next_index, next_batch = loader._next_index, loader.__next__
@@ -267,10 +245,27 @@ def install():
     def note_batch(self):
         batch = next_batch(self)
         samples = asked.pop(0)
+        begin_step()
         note("samples", " ".join(map(str, samples if isinstance(samples, list) else [samples])))
         return batch
 
     loader._next_index, loader.__next__ = note_index, note_batch
+
+
+library = torch.library.Library("c10d", "IMPL")
+wait, init_process_group = dist.Work.wait, dist.init_process_group
+
+
+def install():
+    for name in torch._C._dispatch_get_all_op_names():
+        call = getattr(torch.ops.c10d, name.removeprefix("c10d::"), None)
+        if name.startswith("c10d::") and "process_group" in str(call.default._schema):
+            noted = functools.partial(note_collective, name.removeprefix("c10d::"), call.default)
+            library.impl(name, noted, "BackendSelect", with_keyset=True)  # the first in any call
+    dist.Work.wait, dist.init_process_group = note_wait, note_init
+    register_module_forward_pre_hook(begin_step)
+    register_optimizer_step_post_hook(end_step)
+    note_samples()
     sys.stdout = Output(sys.stdout)
     os.register_at_fork(after_in_child=lambda: sys.settrace(None))  # a data worker
     sys.settrace(trace)
