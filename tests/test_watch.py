@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import run
+from helpers import NIGHTLY, SCRIPTS, SHORT_VAL, VAL_CHUNKS, load_state, patch, resize, run
 from test_docs import browser_of, needs_browser, site  # noqa: F401  a fixture
 
-from tools.launch.snapshots import load
+from tools.launch.snapshots import write_text
 from tools.pages.colours import RECORDINGS
 from tools.steps import ROOT
-from tools.watch.__main__ import record
+from tools.watch.__main__ import RECORDER, record
 from tools.watch.series import RUNS, record_file
 
 SAVES = "        if not self.is_main:\n            return\n        snapshot = {"
@@ -31,37 +31,72 @@ def toy(folder, file, *changes):
     return folder / Path(file).name
 
 
+# Writes down the operations of torch.distributed, as torch's profiler sees them.
+LOG = """
+import atexit, json
+import torch.autograd.profiler
+profiler = torch.autograd.profiler.profile().__enter__()
+
+@atexit.register
+def write_log():
+    profiler.__exit__(None, None, None)
+    events = sorted(profiler.function_events, key=lambda event: event.time_range.start)
+    names = [event.name.split("::")[1] for event in events if event.name.startswith("c10d::")]
+    with open(os.environ.get("RANK", "0") + ".log.json", "w") as file:
+        json.dump(names, file)
+"""
+RECORD = f"""
+sys.path.insert(0, {str(RECORDER)!r})
+import recorder
+recorder.install()
+"""
+# How often the ranks ask whether to stop would depend on the time.
+ASK_ALWAYS = """
+script.Trainer.next_check = property(lambda self: self.steps, lambda self, step: None)
+"""
+TINY = "--n_layer 1 --n_head 2 --n_embd 16 --context 8 --text text --generate 0"
+TINY += f" {SHORT_VAL}"
+STAGES = [(file, ranks, "") for file in SCRIPTS[2:] for ranks in (1, 2, 3)]
+OTHERS = [
+    ("singlegpu.py", 1, ""),
+    ("multigpu.py", 2, ""),
+    ("by_hand/ddp.py", 2, ""),
+    ("by_hand/zero.py", 3, ""),
+    ("by_hand/fsdp.py", 3, ""),
+    ("gpt/fsdp.py", 2, TINY),
+    ("gpt/hsdp.py", 4, f"{TINY} --shard_size 2"),
+    ("gpt/tensor_parallel.py", 4, f"{TINY} --tp_size 2"),
+    ("gpt/slow_network.py", 2, f"{TINY} --compress"),
+]
+
+
 @pytest.mark.parametrize(
-    "file, ranks",
+    "file, ranks, options",
     [
-        ("multigpu_torchrun.py", 3),
-        *[
-            pytest.param(file, ranks, marks=pytest.mark.long)
-            for file, ranks in [
-                ("singlegpu.py", 1),
-                ("multigpu.py", 2),
-                ("multinode.py", 1),
-                ("preemptible.py", 2),
-                ("elastic_ddp.py", 3),
-                ("by_hand/zero.py", 2),
-                ("by_hand/fsdp.py", 3),
-                ("recipes/fsdp.py", 2),
-            ]
-        ],
+        ("recipes/fsdp.py", 2, ""),
+        *[pytest.param(*values, marks=NIGHTLY) for values in STAGES + OTHERS],
     ],
 )
-def test_recording_changes_nothing(shell, file, ranks):
-    script = toy(shell.folder, file)
-    command = f"torchrun --standalone --nproc_per_node={ranks} {script} 2 1"
-    if file in ("singlegpu.py", "multigpu.py"):
-        command = f"{sys.executable} {script} 2 1"
-    shell.run(f"{command} --snapshot_path {shell.folder}/plain.pt")
-    (shell.folder / "recorded").mkdir()
-    recording, output = record(command, script, shell.folder / "recorded")
-    assert recording["end"] == "", output
-    weights, others = (load(p)["model"] for p in sorted(shell.folder.rglob("*.pt")))
-    assert all(torch.equal(weights[name], others[name]) for name in weights)
-    assert [len(attempt) for attempt in recording["attempts"]] == [ranks]
+def test_recording_changes_nothing(shell, file, ranks, options):
+    """The weights are the same, bit for bit, and so is the order of the collectives."""
+    folders = [shell.folder / name for name in ("plain", "recorded")]
+    for folder, setup in zip(folders, (LOG, RECORD), strict=True):
+        (folder / "events").mkdir(parents=True)
+        write_text(folder / "text", 12 + VAL_CHUNKS, 8)
+        script = patch(folder, file, ("" if options else resize(16)) + ASK_ALWAYS + setup)
+        size = "global_batch_size" if file == "elastic_ddp.py" else "batch_size"
+        command = f"{script} 2 1 --{size} 4 {options}"
+        variables = {"WATCH_FOLDER": str(folder / "events"), "WATCH_FILE": str(ROOT / file)}
+        shell.ranks_on([folder] * ranks, command, **variables).succeeds()
+    plain, recorded = (load_state(folder, "model") for folder in folders)
+    assert all(torch.equal(plain[name], recorded[name]) for name in plain | recorded)
+    operations = {}
+    for path in folders[1].rglob("*.jsonl"):
+        events = [json.loads(line) for line in path.read_text().splitlines()]
+        rank = next((event[2]["rank"] for event in events if "rank" in event[2]), "0")
+        operations[rank] = [event[4] for event in events if event[4]]
+    logs = {path.name[0]: json.loads(path.read_text()) for path in folders[0].glob("*.log.json")}
+    assert operations == logs and len(logs) == ranks
 
 
 def test_collectives(shell):
@@ -69,10 +104,11 @@ def test_collectives(shell):
     command = f"torchrun --standalone --nproc_per_node=2 {toy(shell.folder, 'multinode.py')} 1 1"
     recording, _ = record(f"{command} --batch_size 4", shell.folder / "multinode.py", shell.folder)
     for events in recording["attempts"][0]:
-        assert [collective for _, collective, _ in events if collective] == [
+        assert [event[1] for event in events if event[1]] == [
             "init_process_group",
             "all_gather_object",
-            "DDP: compare and broadcast the weights",
+            "DDP: compare the shapes of the weights",
+            "DDP: broadcast the weights",
             "DDP: all-reduce 165 gradients",
             "DDP: agree on buckets",
             "DDP: all-reduce 165 gradients",

@@ -42,8 +42,11 @@ def launcher(script, ranks):
     return f"torchrun --standalone --nproc_per_node={ranks}"
 
 
-def events_of(folder):
-    """Returns the events of each rank, for each attempt to train."""
+def events_of(folder, hanging=()):
+    """Returns the events of each rank, for each attempt to train.
+
+    Processes that hang, and not in a collective, wait for something else, and nobody comes.
+    """
     attempts = {}
     for path in sorted(folder.glob("*.jsonl"), key=lambda path: path.stat().st_ctime_ns):
         # The last line of a process that was killed may be half written.
@@ -51,9 +54,12 @@ def events_of(folder):
         events = [json.loads(line) for line in lines]
         values = {name: value for event in reversed(events) for name, value in event[2].items()}
         attempt = attempts.setdefault(values.get("attempt", "0"), {})
+        rank = int(values.get("rank", 0))
         # A call of several operations is one collective; of all ranks, unless it names them.
         kept = [event[: 4 if event[3] else 3] for event in events if not event[5]]
-        attempt[int(values.get("rank", 0))] = kept
+        if int(path.stem) in hanging and not kept[-1][1]:
+            kept[-1] = [kept[-1][0], "a call that does not return", kept[-1][2], [rank, -1]]
+        attempt[rank] = kept
     return [[ranks[rank] for rank in sorted(ranks)] for _, ranks in sorted(attempts.items())]
 
 
@@ -71,9 +77,10 @@ def record(command, script, folder, **more):
     job = shell.start(command, **variables)
     try:
         end = watch(job, events)
+        alive = set(job.processes())
     finally:  # at Ctrl-C, too
         shell.end_all()
-    return {"attempts": events_of(events), "end": end}, job.output
+    return {"attempts": events_of(events, alive if end == "hangs" else ()), "end": end}, job.output
 
 
 def watch(job, events):

@@ -145,14 +145,15 @@ def name_of(operation, frames, size):
     functions = [frame.f_code.co_name for frame in frames]
     places = " ".join(frame.f_code.co_filename for frame in frames)
     verb = next((VERBS[v] for v in VERBS if v in operation), operation.strip("_"))
-    if "/_fully_shard/" in places:
-        return f"FSDP: {verb} {size:,} {'weights' if 'gather' in verb else 'gradients'}"
     if "/parallel/distributed.py" in places:
         return "DDP: " + next((IN_DDP[name] for name in functions if name in IN_DDP), verb)
-    if "backward" in functions and ("comm_hooks" in places or "/distributed/" not in places):
-        return f"DDP: {verb} {size:,} gradients"  # from C++, or from a hook of DDP's
+    if functions[-1:] in (["_wrapped_call_impl"], ["backward"]):  # a forward or backward pass
+        if "/distributed/tensor/" in places:
+            return f"DTensor: {verb} {size:,} numbers"
+        owner = "FSDP" if "/_fully_shard/" in places else "DDP"
+        return f"{owner}: {verb} {size:,} {'weights' if verb == 'all-gather' else 'gradients'}"
     called = [f for f in functions if not f.startswith(("_", "<")) and "wrap" not in f]
-    owner = next((f for f in reversed(called) if f not in ("decorate_context", "inner")), verb)
+    owner = next((f for f in reversed(called) if f != "decorate_context"), verb)
     return owner if owner in COLLECTIVES else f"{owner}: {verb} {size:,} numbers"
 
 
@@ -169,9 +170,9 @@ def note_collective(operation, call, keys, *arguments):
     name = name_of(operation, frames, max(sum(t.numel() for t in part) for part in tensors))
     if any(frame.f_locals.get("async_op") for frame in frames) and name in COLLECTIVES:
         started.append((name, ranks if len(ranks) < dist.get_world_size() else None))
-        name, ranks = f"{name} starts", [dist.get_rank()]
+        name, ranks = f"starts {name}", [dist.get_rank()]
     elif operation.startswith(("send", "recv")):
-        ranks = [dist.get_rank()]  # the player holds it up for nobody
+        name, ranks = f"calls {name}", [dist.get_rank()]
     outermost = frames[-1] if frames else None
     goes_on = last_call == (outermost, name, events)
     with contextlib.suppress(Exception):
