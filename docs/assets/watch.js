@@ -49,7 +49,7 @@ for (const player of document.querySelectorAll(".watch")) {
     return result;
   }
 
-  // Whether all ranks of a collective's group, by default all that there are, are in it.
+  // Whether all ranks of a collective's group, which by default are all that there are, are in it.
   function meets([, collective, , group], events) {
     const same = (event) => event?.[1] === collective && String(event[3]) === String(group);
     return (group ?? [...events.keys()]).every((rank) => same(events[rank]));
@@ -61,7 +61,7 @@ for (const player of document.querySelectorAll(".watch")) {
       const found = {};
       let [printed, before] = ["", {}];
       events.slice(0, tick.at[rank] + 1).forEach(([, , changed], k) => {
-        if (changed.step) before = Object.fromEntries(Object.entries(found).map(([name, { value }]) => [name, value]));
+        if (changed.step) before = { ...found };
         for (const [name, value] of Object.entries(changed)) {
           if (name === "log") printed += value;
           else found[name] = { value, fresh: k === tick.at[rank] };
@@ -85,20 +85,19 @@ for (const player of document.querySelectorAll(".watch")) {
   function explain(tick) {
     const { ranks, events, waits, stuck, starts } = tick;
     if (starts) return `Attempt ${starts} starts.`;
-    const groups = {}; // ranks that wait at the same place, or are in the same collective
+    const groups = {}; // the ranks that do the same together, or wait at the same place
     events.forEach((event, rank) => {
       if (!event?.[1]) return;
       const [line, collective, , group] = event;
-      let where = ` in a collective: ${collective}.`;
-      if (waits[rank]) where = ` in line ${line}: ${collective}.`;
-      else if (group?.length === 1) where = ` ${collective}.`;
-      (groups[[where, waits[rank] ? "" : (group ?? "")]] ??= { where, of: [], waits: waits[rank] }).of.push(rank);
+      let does = `is in a collective: ${collective}.`;
+      if (waits[rank]) does = `waits in line ${line}: ${collective}.`;
+      else if (group?.length === 1) does = `${collective}.`; // it waits for nobody
+      (groups[does + (waits[rank] ? "" : group)] ??= { does, of: [] }).of.push(rank);
     });
-    const sentences = Object.values(groups).map(({ where, of, waits }) => {
-      const all = of.length === ranks.length && !waits;
-      const verb = waits ? ["waits", "wait"] : ["is", "are"];
-      if (!where.startsWith(" in")) return `${list(of)}${where}`;
-      return `${all ? "All ranks" : list(of)} ${verb[of.length > 1 ? 1 : 0]}${where}`;
+    const sentences = Object.values(groups).map(({ does, of }) => {
+      const all = of.length === ranks.length && of.length > 1 && does.startsWith("is");
+      const who = all ? "All ranks" : list(of);
+      return `${who} ${of.length > 1 ? does.replace(/^waits/, "wait").replace(/^is/, "are") : does}`;
     });
     const ended = [...events.keys()].filter((rank) => !events[rank]);
     if (ended.length) sentences.push(`${list(ended)} ${ended.length > 1 ? "have" : "has"} ended.`);
@@ -142,7 +141,7 @@ for (const player of document.querySelectorAll(".watch")) {
       element("tr", {}, element("td"), ...found.map((_, rank) => element("th", {}, chip(rank)))),
       ...names.map((name) => {
         const cells = found.map(({ found: { [name]: cell }, before: { [name]: old } }) => {
-          const past = old && old !== cell.value && name !== "step" ? ` ${old}` : "";
+          const past = old && old.value !== cell.value && name !== "step" ? ` ${old.value}` : "";
           const shown = [cell?.value ?? "", element("span", { className: "before", textContent: past })];
           return element("td", { className: cell?.fresh ? "fresh" : "" }, ...shown);
         });
@@ -172,7 +171,13 @@ for (const player of document.querySelectorAll(".watch")) {
     ticks = order(recording);
     slider.max = ticks.length - 1;
     rows = recording.code.map((html, n) =>
-      element("span", { className: "line" }, element("span", { className: "chips" }), element("span", { className: "number", textContent: n + 1 }), element("span", { innerHTML: `${html}\n` })),
+      element(
+        "span",
+        { className: "line" },
+        element("span", { className: "chips" }),
+        element("span", { className: "number", textContent: n + 1 }),
+        element("span", { innerHTML: `${html}\n` }),
+      ),
     );
     code.replaceChildren(...rows);
     show(number);
@@ -213,7 +218,8 @@ for (const player of document.querySelectorAll(".watch")) {
     folded.addEventListener("toggle", () => {
       if (ticks.length) return;
       open(0);
-      show(Math.max(0, ticks.findIndex((tick) => explain(tick).includes(player.dataset.at))));
+      const text = (tick) => explain(tick) + tick.events.map((event) => rows[event?.[0] - 1]?.textContent);
+      show(ticks.findIndex((tick) => text(tick).includes(player.dataset.at)));
     });
     continue;
   }
