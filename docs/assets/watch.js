@@ -1,7 +1,8 @@
 // Plays what all ranks of a training did, line by line: what tools/watch has recorded.
 for (const player of document.querySelectorAll(".watch")) {
-  // The HTML of the script's lines; of each attempt, the events of each rank; how the run ended.
-  const recordings = JSON.parse(player.querySelector("script").textContent);
+  // The HTML of all lines; of each script, its lines' numbers, how its run ended, and of each attempt
+  // the events of each rank: line, collective, changed values, and the ranks of the collective.
+  const { lines, files: recordings } = JSON.parse(player.querySelector("script").textContent);
   const folded = player.closest("details.watching");
   const element = (tag, properties, ...children) => {
     const made = Object.assign(document.createElement(tag), properties);
@@ -20,7 +21,7 @@ for (const player of document.querySelectorAll(".watch")) {
   const says = element("p", { className: "says", role: "status" });
   const code = element("code", { tabIndex: 0 });
   const ranksAt = element("ul");
-  const table = element("table", { className: "values" });
+  const table = element("table", { className: "values", tabIndex: 0, ariaLabel: "Values" });
   const log = element("pre", { className: "log", tabIndex: 0 });
   let [recording, ticks, rows, timer] = [null, [], [], null];
 
@@ -141,7 +142,7 @@ for (const player of document.querySelectorAll(".watch")) {
       element("tr", {}, element("td"), ...found.map((_, rank) => element("th", {}, chip(rank)))),
       ...names.map((name) => {
         const cells = found.map(({ found: { [name]: cell }, before: { [name]: old } }) => {
-          const past = old && old.value !== cell.value && name !== "step" ? ` ${old.value}` : "";
+          const past = old && old.value !== cell.value && name !== "step" ? old.value : "";
           const shown = [cell?.value ?? "", element("span", { className: "before", textContent: past })];
           return element("td", { className: cell?.fresh ? "fresh" : "" }, ...shown);
         });
@@ -170,13 +171,13 @@ for (const player of document.querySelectorAll(".watch")) {
     recording = recordings[choice.value];
     ticks = order(recording);
     slider.max = ticks.length - 1;
-    rows = recording.code.map((html, n) =>
+    rows = recording.code.map((line, n) =>
       element(
         "span",
         { className: "line" },
         element("span", { className: "chips" }),
         element("span", { className: "number", textContent: n + 1 }),
-        element("span", { innerHTML: `${html}\n` }),
+        element("span", { innerHTML: `${lines[line]}\n` }),
       ),
     );
     code.replaceChildren(...rows);

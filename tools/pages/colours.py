@@ -165,9 +165,11 @@ def format_recordings(files=(), more=""):
     """Returns what the ranks of files, by default all, do line by line, for assets/watch.js."""
     recordings = json.loads(RECORDINGS.read_text())
     recordings = {file: recordings[file] for file in files or recordings}
+    lines = {}  # the HTML of each, which many files may have, and its number
     for file, recording in recordings.items():
-        recording["code"] = highlight_lines(recorded_source(file).splitlines(), "python")
-    data = json.dumps(recordings).replace("</", r"<\/")
+        code = highlight_lines(recorded_source(file).splitlines(), "python")
+        recording["code"] = [lines.setdefault(html, len(lines)) for html in code]
+    data = json.dumps({"lines": list(lines), "files": recordings}).replace("</", r"<\/")
     return (
         f'<div class="watch" data-search-exclude hidden{more}>'
         f'<script type="application/json">{data}</script></div>'

@@ -117,8 +117,9 @@ def main():
         recording, log = record(command, script, Path(folder))
     if not recording["attempts"]:
         sys.exit(f"watch: {script.name} has run no line of its own:\n{log}")
-    recording["code"] = [escape(line) for line in script.read_text().split("\n")]
-    data = json.dumps({script.name: recording}).replace("</", r"<\/")
+    lines = [escape(line) for line in script.read_text().split("\n")]
+    recording["code"] = list(range(len(lines)))
+    data = json.dumps({"lines": lines, "files": {script.name: recording}}).replace("</", r"<\/")
     page = PAGE.format(
         title=escape(script.name),
         end=END[recording["end"]],
