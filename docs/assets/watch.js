@@ -56,13 +56,18 @@ for (const player of document.querySelectorAll(".watch")) {
     return (group ?? [...events.keys()]).every((rank) => same(events[rank]));
   }
 
+  const OF_A_STEP = ["loss", "own gradient", "gradient"]; // the next step has none at first
+
   // The values of each rank at a tick, which of them are new, and those of the step before.
   function values(tick) {
     return tick.ranks.map((events, rank) => {
       const found = {};
       let [printed, before] = ["", {}];
       events.slice(0, tick.at[rank] + 1).forEach(([, , changed], k) => {
-        if (changed.step) before = { ...found };
+        if (changed.step) {
+          before = { ...found };
+          for (const name of OF_A_STEP) delete found[name];
+        }
         for (const [name, value] of Object.entries(changed)) {
           if (name === "log") printed += value;
           else found[name] = { value, fresh: k === tick.at[rank] };
@@ -135,14 +140,14 @@ for (const player of document.querySelectorAll(".watch")) {
     if (row) code.scrollTop = row.offsetTop - code.clientHeight / 2;
     says.textContent = explain(tick);
     says.classList.toggle("waiting", tick.waits.includes(true));
-    const all = found.flatMap((rank) => Object.keys(rank.found));
+    const all = found.flatMap((rank) => Object.keys({ ...rank.before, ...rank.found }));
     const isFirst = found.every((rank) => rank.found.attempt?.value === "0");
     const names = [...new Set(all)].filter((name) => name !== "attempt" || !isFirst);
     table.replaceChildren(
       element("tr", {}, element("td"), ...found.map((_, rank) => element("th", {}, chip(rank)))),
       ...names.map((name) => {
         const cells = found.map(({ found: { [name]: cell }, before: { [name]: old } }) => {
-          const past = old && old.value !== cell.value && name !== "step" ? old.value : "";
+          const past = old && old.value !== cell?.value && name !== "step" ? ` ← ${old.value}` : "";
           const shown = [cell?.value ?? "", element("span", { className: "before", textContent: past })];
           return element("td", { className: cell?.fresh ? "fresh" : "" }, ...shown);
         });
