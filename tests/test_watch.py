@@ -13,7 +13,7 @@ from test_docs import browser_of, needs_browser, site  # noqa: F401  a fixture
 from tools.launch.snapshots import write_text
 from tools.pages.colours import RECORDINGS
 from tools.steps import ROOT
-from tools.watch.__main__ import RECORDER, record
+from tools.watch.__main__ import RECORDER, record, write_page
 from tools.watch.series import RUNS, record_file
 
 SAVES = "        if not self.is_main:\n            return\n        snapshot = {"
@@ -213,6 +213,27 @@ def test_script_of_ones_own(tmp_path, steps, end, printed):
         assert {line for line, *_ in events} >= {3, *range(6, 13)} and events[0][0] == 3
 
 
+@needs_browser
+def test_groups(tmp_path):
+    """A rank is held in a collective until those of its group are there, and no longer."""
+    early, late = ([[line, None, {}] for line in range(1, n)] for n in (2, 3))
+    ends = {group: [[3, "all_reduce", {}, group], [4, None, {}]] for group in ((0, 1), (2, 3))}
+    ranks = [early + ends[0, 1], ends[0, 1], late + ends[2, 3], late + ends[2, 3]]
+    files = {"groups.py": {"attempts": [ranks], "end": "", "code": [0, 0, 0, 0]}}
+    write_page(tmp_path / "page.html", "groups.py", "", {"lines": ["pass"], "files": files})
+    with browser_of(tmp_path) as (page, address):
+        said = []
+        for step in range(4):
+            page.goto(f"{address}/page.html?step={step}")
+            said.append(page.locator(".says").inner_text())
+    assert said == [
+        "Rank 1 waits in line 3: all_reduce.",
+        "Ranks 0, 1 are in a collective: all_reduce.",
+        "Ranks 2, 3 are in a collective: all_reduce.",
+        "Ranks 0, 1 have ended. The run has ended.",
+    ]
+
+
 def go_to(page, collective, player=".watch"):
     """Presses "Next collective" until the player speaks of one."""
     for _ in range(30):
@@ -243,7 +264,7 @@ def test_player(site):  # noqa: F811  the fixture
             log = "".join(values.get("log", "") for _, _, values, *_ in events)
             assert page.locator(".log").text_content() == log
         page.goto(f"{address}/gpt/hsdp.html")  # here it is folded, and made when it is unfolded
-        assert page.locator(".watch .says").count() == 0
+        assert page.locator(".watch .line").count() == 0
         page.click("summary:text('Watch it run')")
         assert "FSDP: all-reduce" in page.locator(".says").inner_text()
         go_to(page, "Ranks 0, 2 are in a collective: FSDP: all-reduce")

@@ -99,6 +99,18 @@ def watch(job, events):
     return "fails" if job.status() else ""
 
 
+def write_page(path, title, end, data):
+    """Writes the player and what it plays into one file."""
+    page = PAGE.format(
+        title=escape(title),
+        end=end,
+        style=(ASSETS / "watch.css").read_text(),
+        script=(ASSETS / "watch.js").read_text(),
+        data=json.dumps(data).replace("</", r"<\/"),
+    )
+    path.write_text(page)
+
+
 def main():
     parser = argparse.ArgumentParser(prog="python -m tools.watch", description=__doc__)
     parser.add_argument("--ranks", type=int, default=2)
@@ -119,16 +131,9 @@ def main():
         sys.exit(f"watch: {script.name} has run no line of its own:\n{log}")
     lines = [escape(line) for line in script.read_text().split("\n")]
     recording["code"] = list(range(len(lines)))
-    data = json.dumps({"lines": lines, "files": {script.name: recording}}).replace("</", r"<\/")
-    page = PAGE.format(
-        title=escape(script.name),
-        end=END[recording["end"]],
-        style=(ASSETS / "watch.css").read_text(),
-        script=(ASSETS / "watch.js").read_text(),
-        data=data,
-    )
+    data = {"lines": lines, "files": {script.name: recording}}
     try:
-        output.write_text(page)
+        write_page(output, script.name, END[recording["end"]], data)
     except OSError as error:
         sys.exit(f"watch: cannot write {output}: {error.strerror}")
     if recording["end"] == "fails":
