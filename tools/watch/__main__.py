@@ -137,7 +137,8 @@ def main():
     except OSError as error:
         sys.exit(f"watch: cannot write {output}: {error.strerror}")
     if recording["end"] == "fails":
-        print(*log.splitlines()[-20:], sep="\n")
+        said, torchrun, _ = log.partition("torch/distributed/elastic/multiprocessing/api.py")
+        print(*said.splitlines()[-20 : -1 if torchrun else None], sep="\n")
     print(f"{END[recording['end']]} Watch it: {output}")
 
 
