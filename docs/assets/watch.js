@@ -19,7 +19,8 @@ for (const player of document.querySelectorAll(".watch")) {
   const slider = element("input", { type: "range", min: 0, value: 0, ariaLabel: "Position" });
   const position = element("output", {});
   const says = element("p", { className: "says", role: "status" });
-  const code = element("code", { tabIndex: 0 });
+  const code = element("code", {});
+  const scrolled = element("pre", { className: "highlight", tabIndex: 0 }, code);
   const ranksAt = element("ul");
   const table = element("table", { className: "values", tabIndex: 0, ariaLabel: "Values" });
   const log = element("pre", { className: "log", tabIndex: 0 });
@@ -137,7 +138,7 @@ for (const player of document.querySelectorAll(".watch")) {
     });
     ranksAt.replaceChildren(...places);
     const [row] = code.querySelectorAll(".now");
-    if (row) code.scrollTop = row.offsetTop - code.clientHeight / 2;
+    if (row) scrolled.scrollTop = row.offsetTop - scrolled.clientHeight / 2;
     says.textContent = explain(tick);
     says.classList.toggle("waiting", tick.waits.includes(true));
     const all = found.flatMap((rank) => Object.keys({ ...rank.before, ...rank.found }));
@@ -191,7 +192,7 @@ for (const player of document.querySelectorAll(".watch")) {
 
   const controls = element("div", { className: "controls" }, choice, back, play, forward, jump, slider, position);
   const told = element("div", {}, says, ranksAt, log);
-  player.append(controls, element("pre", { className: "highlight" }, code));
+  player.append(controls, scrolled);
   player.append(element("div", { className: "panes" }, told, element("div", {}, table)));
   back.addEventListener("click", () => step(-1));
   forward.addEventListener("click", () => step(1));
