@@ -4,6 +4,7 @@ The lines are those of the script WATCH_FILE. What is computed stays the same, b
 """
 
 import ast
+import atexit
 import contextlib
 import inspect
 import os
@@ -68,4 +69,5 @@ def install():
     collectives.install()
     sys.stdout = Output(sys.stdout)
     os.register_at_fork(after_in_child=lambda: sys.settrace(None))  # a data worker
+    atexit.register(lambda: events.changed and events.write())  # what the last line has printed
     sys.settrace(trace)
