@@ -7,17 +7,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import run
+from helpers import NIGHTLY, SCRIPTS, SHORT_VAL, VAL_CHUNKS, load_state, patch, resize, run
 from test_docs import browser_of, needs_browser, site  # noqa: F401  a fixture
 
-from tools.launch.snapshots import load
+from tools.launch.snapshots import write_text
 from tools.pages.colours import RECORDINGS
 from tools.steps import ROOT
-from tools.watch.__main__ import record
+from tools.watch.__main__ import RECORDER, record, write_page
 from tools.watch.series import RUNS, record_file
 
 SAVES = "        if not self.is_main:\n            return\n        snapshot = {"
 BATCH = "            self._run_batch(inputs, targets)\n"
+RANK_1 = f"{BATCH}            if dist.get_rank() == 1:\n                "
 SET_EPOCH = "        self.train_loader.sampler.set_epoch(epoch)\n"
 
 
@@ -31,37 +32,72 @@ def toy(folder, file, *changes):
     return folder / Path(file).name
 
 
+# Writes down the operations of torch.distributed, as torch's profiler sees them.
+LOG = """
+import atexit, json
+import torch.autograd.profiler
+profiler = torch.autograd.profiler.profile().__enter__()
+
+@atexit.register
+def write_log():
+    profiler.__exit__(None, None, None)
+    events = sorted(profiler.function_events, key=lambda event: event.time_range.start)
+    names = [event.name.split("::")[1] for event in events if event.name.startswith("c10d::")]
+    with open(os.environ.get("RANK", "0") + ".log.json", "w") as file:
+        json.dump(names, file)
+"""
+RECORD = f"""
+sys.path.insert(0, {str(RECORDER)!r})
+import watch_recorder
+watch_recorder.install()
+"""
+# How often the ranks ask whether to stop would depend on the time.
+ASK_ALWAYS = """
+script.Trainer.next_check = property(lambda self: self.steps, lambda self, step: None)
+"""
+TINY = "--n_layer 1 --n_head 2 --n_embd 16 --context 8 --text text --generate 0"
+TINY += f" {SHORT_VAL}"
+STAGES = [(file, ranks, "") for file in SCRIPTS[2:] for ranks in (1, 2, 3)]
+OTHERS = [
+    ("singlegpu.py", 1, ""),
+    ("multigpu.py", 2, ""),
+    ("by_hand/ddp.py", 2, ""),
+    ("by_hand/zero.py", 3, ""),
+    ("by_hand/fsdp.py", 3, ""),
+    ("gpt/fsdp.py", 2, TINY),
+    ("gpt/hsdp.py", 4, f"{TINY} --shard_size 2"),
+    ("gpt/tensor_parallel.py", 4, f"{TINY} --tp_size 2"),
+    ("gpt/slow_network.py", 2, f"{TINY} --compress"),
+]
+
+
 @pytest.mark.parametrize(
-    "file, ranks",
+    "file, ranks, options",
     [
-        ("multigpu_torchrun.py", 3),
-        *[
-            pytest.param(file, ranks, marks=pytest.mark.long)
-            for file, ranks in [
-                ("singlegpu.py", 1),
-                ("multigpu.py", 2),
-                ("multinode.py", 1),
-                ("preemptible.py", 2),
-                ("elastic_ddp.py", 3),
-                ("by_hand/zero.py", 2),
-                ("by_hand/fsdp.py", 3),
-                ("recipes/fsdp.py", 2),
-            ]
-        ],
+        ("recipes/fsdp.py", 2, ""),
+        *[pytest.param(*values, marks=NIGHTLY) for values in STAGES + OTHERS],
     ],
 )
-def test_recording_changes_nothing(shell, file, ranks):
-    script = toy(shell.folder, file)
-    command = f"torchrun --standalone --nproc_per_node={ranks} {script} 2 1"
-    if file in ("singlegpu.py", "multigpu.py"):
-        command = f"{sys.executable} {script} 2 1"
-    shell.run(f"{command} --snapshot_path {shell.folder}/plain.pt")
-    (shell.folder / "recorded").mkdir()
-    recording, output = record(command, script, shell.folder / "recorded")
-    assert recording["end"] == "", output
-    weights, others = (load(p)["model"] for p in sorted(shell.folder.rglob("*.pt")))
-    assert all(torch.equal(weights[name], others[name]) for name in weights)
-    assert [len(attempt) for attempt in recording["attempts"]] == [ranks]
+def test_recording_changes_nothing(shell, file, ranks, options):
+    """The weights are the same, bit for bit, and so is the order of the collectives."""
+    folders = [shell.folder / name for name in ("plain", "recorded")]
+    for folder, setup in zip(folders, (LOG, RECORD), strict=True):
+        (folder / "events").mkdir(parents=True)
+        write_text(folder / "text", 12 + VAL_CHUNKS, 8)
+        script = patch(folder, file, ("" if options else resize(16)) + ASK_ALWAYS + setup)
+        size = "global_batch_size" if file == "elastic_ddp.py" else "batch_size"
+        command = f"{script} 2 1 --{size} 4 {options}"
+        variables = {"WATCH_FOLDER": str(folder / "events"), "WATCH_FILE": str(ROOT / file)}
+        shell.ranks_on([folder] * ranks, command, **variables).succeeds()
+    plain, recorded = (load_state(folder, "model") for folder in folders)
+    assert all(torch.equal(plain[name], recorded[name]) for name in plain | recorded)
+    operations = {}
+    for path in folders[1].rglob("*.jsonl"):
+        events = [json.loads(line) for line in path.read_text().splitlines()]
+        rank = next((event[2]["rank"] for event in events if "rank" in event[2]), "0")
+        operations[rank] = [event[4] for event in events if event[4]]
+    logs = {path.name[0]: json.loads(path.read_text()) for path in folders[0].glob("*.log.json")}
+    assert operations == logs and len(logs) == ranks
 
 
 def test_collectives(shell):
@@ -69,10 +105,11 @@ def test_collectives(shell):
     command = f"torchrun --standalone --nproc_per_node=2 {toy(shell.folder, 'multinode.py')} 1 1"
     recording, _ = record(f"{command} --batch_size 4", shell.folder / "multinode.py", shell.folder)
     for events in recording["attempts"][0]:
-        assert [collective for _, collective, _ in events if collective] == [
+        assert [event[1] for event in events if event[1]] == [
             "init_process_group",
             "all_gather_object",
-            "DDP: compare and broadcast the weights",
+            "DDP: compare the shapes of the weights",
+            "DDP: broadcast the weights",
             "DDP: all-reduce 165 gradients",
             "DDP: agree on buckets",
             "DDP: all-reduce 165 gradients",
@@ -97,33 +134,34 @@ def last_step(page):
 @pytest.mark.long
 @needs_browser
 @pytest.mark.parametrize(
-    "change, waits",
+    "change, rank_0, rank_1",
     [
         (
             (SAVES, SAVES.replace("        snapshot", "        dist.barrier()\n        snapshot")),
-            [
-                "Rank 0 waits in line 117: barrier.",
-                "Rank 1 waits in line 89: DDP: all-reduce 165 g",
-            ],
+            "line 117: barrier.",
+            "line 89: DDP: all-reduce 165 gradients.",
         ),
         (
-            (BATCH, f"{BATCH}            if dist.get_rank() == 1:\n                break\n"),
-            [
-                "Rank 0 waits in line 88: DDP: agree on buckets.",
-                "Rank 1 waits in line 108: all_red",
-            ],
+            (BATCH, f"{RANK_1}break\n"),
+            "line 88: DDP: agree on buckets.",
+            "line 108: all_reduce.",
+        ),
+        (
+            (BATCH, f"{RANK_1}time.sleep(9999)\n"),
+            "line 88: DDP: agree on buckets.",
+            "line 103: a call that does not return.",
         ),
     ],
-    ids=["a barrier of one rank", "a rank leaves early"],
+    ids=["a barrier of one rank", "a rank leaves early", "a rank does something else"],
 )
-def test_hang(tmp_path, change, waits):
+def test_hang(tmp_path, change, rank_0, rank_1):
     script = toy(tmp_path, "multinode.py", change)
     assert watch(tmp_path, script).startswith("The run hangs.")
     with browser_of(tmp_path) as (page, address):
         page.goto(f"{address}/page.html")
         said = page.locator(".says").inner_text()  # it opens at its end
-    assert all(rank in said for rank in waits)
-    assert said.endswith("They do not match: each waits for a call that the other never makes.")
+    mismatch = "They do not match: each waits for a call that the other never makes."
+    assert said == f"Rank 0 waits in {rank_0} Rank 1 waits in {rank_1} {mismatch}"
 
 
 @pytest.mark.long
@@ -167,7 +205,7 @@ def test_script_of_ones_own(tmp_path, steps, end, printed):
     script.write_text(OWN.format(steps=steps, end=end))
     assert printed in watch(tmp_path, script)
     page = (tmp_path / "page.html").read_text()
-    recording = json.loads(re.search('json">(.*?)</script>', page)[1])["own.py"]
+    recording = json.loads(re.search('json">(.*?)</script>', page)[1])["files"]["own.py"]
     for events in recording["attempts"][0]:
         collectives = [name for _, name, _ in events if name]
         assert collectives.count("DDP: agree on buckets") == 1
@@ -176,41 +214,85 @@ def test_script_of_ones_own(tmp_path, steps, end, printed):
 
 
 @needs_browser
+def test_groups(tmp_path):
+    """A rank is held in a collective until those of its group are there, and no longer."""
+    early, late = ([[line, None, {}] for line in range(1, n)] for n in (2, 3))
+    ends = {group: [[3, "all_reduce", {}, group], [4, None, {}]] for group in ((0, 1), (2, 3))}
+    ranks = [early + ends[0, 1], ends[0, 1], late + ends[2, 3], late + ends[2, 3]]
+    files = {"groups.py": {"attempts": [ranks], "end": "", "code": [0, 0, 0, 0]}}
+    write_page(tmp_path / "page.html", "groups.py", "", {"lines": ["pass"], "files": files})
+    with browser_of(tmp_path) as (page, address):
+        said = []
+        for step in range(4):
+            page.goto(f"{address}/page.html?step={step}")
+            said.append(page.locator(".says").inner_text())
+    assert said == [
+        "Rank 1 waits in line 3: all_reduce.",
+        "Ranks 0, 1 are in a collective: all_reduce.",
+        "Ranks 2, 3 are in a collective: all_reduce.",
+        "Ranks 0, 1 have ended. The run has ended.",
+    ]
+
+
+def go_to(page, collective, player=".watch"):
+    """Presses "Next collective" until the player speaks of one."""
+    for _ in range(30):
+        if collective in page.locator(f"{player} .says").inner_text():
+            return
+        page.click(f"{player} button:text('Next collective')")
+    raise AssertionError(f"no {collective}")
+
+
+@needs_browser
 def test_player(site):  # noqa: F811  the fixture
     """Each recording plays to its end; a mean of gradients is that of the ranks' own."""
     with browser_of(site) as (page, address):
         page.goto(f"{address}/watch.html?watch=multigpu.py&step=0")
-        for _ in range(10):
-            if "all-reduce 165" in page.locator(".says").inner_text():
-                break
-            page.click(".watch button:text('Next collective')")
+        go_to(page, "All ranks are in a collective: DDP: all-reduce 165 gradients.")
         own = page.locator(".values tr", has_text="own gradient").locator("td").all_inner_texts()
         page.keyboard.press("ArrowRight")
         row = page.locator(".values tr").filter(has=page.locator("th", has_text="gradient")).last
         mean = row.locator("td").all_inner_texts()
         assert own[0] != own[1] and mean[0] == mean[1]
         assert float(mean[0]) == pytest.approx(sum(map(float, own)) / 2, rel=1e-4)
-        for file in RUNS:
+        for file, recording in json.loads(RECORDINGS.read_text()).items():
             page.select_option(".watch select", file)
-            assert "hangs" not in last_step(page)
-            assert ("| saved" in page.locator(".log").inner_text()) or file == "preemptible.py"
+            said = last_step(page)
+            assert said.endswith(" failed." if recording["end"] else "The run has ended."), file
+            assert ("They do not match" in said) == ("fault" in file)
+            events = [event for rank in recording["attempts"][-1] for event in rank]
+            log = "".join(values.get("log", "") for _, _, values, *_ in events)
+            assert page.locator(".log").text_content() == log
+        page.goto(f"{address}/gpt/hsdp.html")  # here it is folded, and made when it is unfolded
+        assert page.locator(".watch .line").count() == 0
+        page.click("summary:text('Watch it run')")
+        assert "FSDP: all-reduce" in page.locator(".says").inner_text()
+        go_to(page, "Ranks 0, 2 are in a collective: FSDP: all-reduce")
+
+
+HELD = {  # by each of two ranks at some time: weights of the model, and of the optimizer's state
+    "by_hand/ddp.py": ({"165"}, {"165"}),
+    "by_hand/zero.py": ({"165"}, {"83"}),
+    "by_hand/fsdp.py": ({"0", "5", "10", "50", "55", "100", "110"}, {"83"}),
+}
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("file", RUNS)
 def test_recordings_are_as_the_scripts_are(file):
-    """The lines and collectives of each rank; make them with python -m tools.watch.series."""
+    """The lines, collectives and log of each rank; make them with python -m tools.watch.series."""
     old = json.loads(RECORDINGS.read_text())[file]
     new, output = record_file(file)
-
-    def places(recording):
-        return [
-            [[[*at, values.get("weights here")] for *at, values in rank] for rank in ranks]
-            for ranks in recording["attempts"]
-        ]
-
     assert old["end"] == new["end"], output
     # How far the other rank comes after a kill depends on the time.
-    assert places(old)[-1] == places(new)[-1]
-    here = {weights for *_, weights in places(new)[-1][0]}
-    assert here >= ({"0", "55", "110"} if file == "by_hand/fsdp.py" else {"165"})
+    ranks = new["attempts"][-1]
+    for before, events in zip(old["attempts"][-1], ranks, strict=True):
+        size = min(len(before), len(events)) if new["end"] == "fails" else None
+        assert [e[:2] + e[3:] for e in before[:size]] == [e[:2] + e[3:] for e in events[:size]]
+    values = [event[2] for attempt in new["attempts"] for rank in attempt for event in rank]
+    logged = "".join(found.get("log", "") for found in values).splitlines()
+    printed = re.findall(r"^(?:epoch|rank|\d+ of|\S+ tokens/s|val loss) .*", output, re.MULTILINE)
+    assert sorted(logged) == sorted(printed)
+    if file in HELD:
+        names = ("weights here", "optimizer state here")
+        assert tuple({v[name] for v in values if name in v} for name in names) == HELD[file]

@@ -20,6 +20,7 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
 
 from tools.compose.__main__ import BASES, PAIRS
+from tools.judge.faults import FAULTS
 from tools.pages.fences import DOCUMENTED, language_of, marked_units, step_to
 from tools.steps import ROOT, STAGES
 
@@ -154,16 +155,33 @@ def format_composition():
     )
 
 
-def format_recordings():
-    """Returns what the ranks of some files do, line by line, for docs/assets/watch.js."""
+def recorded_source(file):
+    """Returns the script of a recording, such as `multinode.py` or `fault 2: multigpu.py`."""
+    fault = re.match(r"fault (\d+)", file)
+    return FAULTS[int(fault[1]) - 1].source() if fault else (ROOT / file).read_text()
+
+
+def format_recordings(files=(), more=""):
+    """Returns what the ranks of files, by default all, do line by line, for assets/watch.js."""
     recordings = json.loads(RECORDINGS.read_text())
+    recordings = {file: recordings[file] for file in files or recordings}
+    lines = {}  # the HTML of each, which many files may have, and its number
     for file, recording in recordings.items():
-        recording["code"] = highlight_lines((ROOT / file).read_text().splitlines(), "python")
-    data = json.dumps(recordings).replace("</", r"<\/")
+        code = highlight_lines(recorded_source(file).splitlines(), "python")
+        recording["code"] = [lines.setdefault(html, len(lines)) for html in code]
+    data = json.dumps({"lines": list(lines), "files": recordings}).replace("</", r"<\/")
     return (
-        '<div class="watch" data-search-exclude hidden>'
+        f'<div class="watch" data-search-exclude hidden{more}>'
         f'<script type="application/json">{data}</script></div>'
-        '<script src="assets/watch.js"></script>'
+    )
+
+
+def format_recording(found):
+    """Returns the folded recording of one file, that begins where its explanation says so."""
+    player = format_recordings([found[1]], f' data-at="{escape(found[2])}"')
+    return (
+        '<details class="watching" data-search-exclude hidden><summary>Watch it run</summary>'
+        f"{player}</details>"
     )
 
 
@@ -188,6 +206,8 @@ CHOICES = {
     "<!-- composition -->": format_composition,
     "<!-- recordings -->": format_recordings,
 }
+RECORDING = r"<!-- watch (.*?\.py), (.*) -->"
+PLAYER = '<script src="{}assets/watch.js"></script>'
 
 
 class Sources(Preprocessor):
@@ -202,9 +222,16 @@ class Sources(Preprocessor):
         for file in dict.fromkeys(file for file, _ in re.findall(f"{COG_FENCE}diff ", text)):
             text += f"\n\n## {file} in full {{ data-search-exclude }}\n\n{link_to_diff(file)}\n\n"
             text += self.md.htmlStash.store(format_file(file))
+        before = text
         for mark, format_page in CHOICES.items():
             if mark in text:
                 text = text.replace(mark, self.md.htmlStash.store(format_page()))
+        played = re.search(f"{RECORDING}|<!-- recordings -->", before)
+        store = self.md.htmlStash.store
+        text = re.sub(RECORDING, lambda found: store(format_recording(found)), text)
+        if played:
+            top = "../" * (played[1] or "").count("/")
+            text += "\n\n" + store(PLAYER.format(top))
         return text.split("\n")
 
     def add_subtitle(self, files):

@@ -42,8 +42,11 @@ def launcher(script, ranks):
     return f"torchrun --standalone --nproc_per_node={ranks}"
 
 
-def events_of(folder):
-    """Returns the events of each rank, for each attempt to train."""
+def events_of(folder, hanging=()):
+    """Returns the events of each rank, for each attempt to train.
+
+    Processes that hang, and not in a collective, wait for something else, and nobody comes.
+    """
     attempts = {}
     for path in sorted(folder.glob("*.jsonl"), key=lambda path: path.stat().st_ctime_ns):
         # The last line of a process that was killed may be half written.
@@ -51,7 +54,12 @@ def events_of(folder):
         events = [json.loads(line) for line in lines]
         values = {name: value for event in reversed(events) for name, value in event[2].items()}
         attempt = attempts.setdefault(values.get("attempt", "0"), {})
-        attempt[int(values.get("rank", 0))] = events
+        rank = int(values.get("rank", 0))
+        # A call of several operations is one collective; of all ranks, unless it names them.
+        kept = [event[: 4 if event[3] else 3] for event in events if not event[5]]
+        if int(path.stem) in hanging and not kept[-1][1]:
+            kept[-1] = [kept[-1][0], "a call that does not return", kept[-1][2], [rank, -1]]
+        attempt[rank] = kept
     return [[ranks[rank] for rank in sorted(ranks)] for _, ranks in sorted(attempts.items())]
 
 
@@ -69,9 +77,10 @@ def record(command, script, folder, **more):
     job = shell.start(command, **variables)
     try:
         end = watch(job, events)
+        alive = set(job.processes())
     finally:  # at Ctrl-C, too
         shell.end_all()
-    return {"attempts": events_of(events), "end": end}, job.output
+    return {"attempts": events_of(events, alive if end == "hangs" else ()), "end": end}, job.output
 
 
 def watch(job, events):
@@ -88,6 +97,18 @@ def watch(job, events):
         if silence.passed():
             return "hangs"
     return "fails" if job.status() else ""
+
+
+def write_page(path, title, end, data):
+    """Writes the player and what it plays into one file."""
+    page = PAGE.format(
+        title=escape(title),
+        end=end,
+        style=(ASSETS / "watch.css").read_text(),
+        script=(ASSETS / "watch.js").read_text(),
+        data=json.dumps(data).replace("</", r"<\/"),
+    )
+    path.write_text(page)
 
 
 def main():
@@ -108,21 +129,16 @@ def main():
         recording, log = record(command, script, Path(folder))
     if not recording["attempts"]:
         sys.exit(f"watch: {script.name} has run no line of its own:\n{log}")
-    recording["code"] = [escape(line) for line in script.read_text().split("\n")]
-    data = json.dumps({script.name: recording}).replace("</", r"<\/")
-    page = PAGE.format(
-        title=escape(script.name),
-        end=END[recording["end"]],
-        style=(ASSETS / "watch.css").read_text(),
-        script=(ASSETS / "watch.js").read_text(),
-        data=data,
-    )
+    lines = [escape(line) for line in script.read_text().split("\n")]
+    recording["code"] = list(range(len(lines)))
+    data = {"lines": lines, "files": {script.name: recording}}
     try:
-        output.write_text(page)
+        write_page(output, script.name, END[recording["end"]], data)
     except OSError as error:
         sys.exit(f"watch: cannot write {output}: {error.strerror}")
     if recording["end"] == "fails":
-        print(*log.splitlines()[-20:], sep="\n")
+        said, torchrun, _ = log.partition("torch/distributed/elastic/multiprocessing/api.py")
+        print(*said.splitlines()[-20 : -1 if torchrun else None], sep="\n")
     print(f"{END[recording['end']]} Watch it: {output}")
 
 

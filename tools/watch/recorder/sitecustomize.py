@@ -3,6 +3,6 @@ import sys
 
 # Not in torchrun, nor in what multiprocessing starts to clean up.
 if "WATCH_FOLDER" in os.environ and "resource_tracker" not in " ".join(sys.orig_argv):
-    import recorder
+    import watch_recorder
 
-    recorder.install()
+    watch_recorder.install()

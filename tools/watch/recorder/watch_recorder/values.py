@@ -1,0 +1,97 @@
+"""Notes the values that differ between ranks: samples, losses, gradients, and what a rank holds."""
+
+import os
+import time
+
+import torch
+import torch.distributed as dist
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import dataloader
+
+from watch_recorder import events
+from watch_recorder.events import local, note
+
+model = None
+parameter = None  # its last one: its first element stands for all
+
+
+def note_model():
+    """Notes the weights that this rank has now (freed ones have no storage), and one of them."""
+    if model is not None:
+        tensors = [local(p) for p in model.parameters()]
+        note("weights here", sum(t.numel() for t in tensors if t.untyped_storage().size()))
+        note("weight", parameter)
+        if parameter.grad is not None:
+            note("gradient", parameter.grad)
+
+
+def note_values(frame):
+    """Notes what one wants to see of the script's variables, where it has them by these names."""
+    names = frame.f_locals
+    for name in ("local_rank", "rank", "world_size", "epoch"):
+        if isinstance(names.get(name), int):
+            note(name, names[name])
+    if isinstance(names.get("device"), torch.device):
+        note("device", names["device"])
+    if dist.is_initialized():
+        note("rank", dist.get_rank())
+    note("attempt", os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    for name in ("epochs_run", "samples_run", "stop_requested", "total_loss", "loss"):
+        value = names.get(name)
+        if value is None and name != "loss":
+            value = getattr(names.get("self"), name, None)
+        if isinstance(value, bool | int | float) or getattr(value, "ndim", None) == 0:
+            note(name, value)
+    note_model()
+
+
+def begin_step(module=None, inputs=None):
+    """Counts the step that begins; the first module that is called is the model."""
+    global model, parameter
+    if torch.is_grad_enabled():
+        note("step", events.steps + 1)
+    trained = [p for p in module.parameters() if p.requires_grad] if module else []
+    if model is None and trained:
+        model, parameter = module, trained[-1]
+        if dist.is_initialized():
+            parameter.register_hook(lambda gradient: note("own gradient", gradient))
+
+
+def end_step(optimizer, arguments, options):
+    """Counts a step, and does after it what tools/watch/series.py asks for."""
+    events.steps += 1
+    state = [local(t) for t in tree_leaves(list(optimizer.state.values())) if torch.is_tensor(t)]
+    note("optimizer state here", sum(t.numel() for t in state if t.ndim))
+    time.sleep(float(os.environ.get("WATCH_PAUSE", 0)))
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    at, _, signum = os.environ.get("WATCH_SIGNAL", "").rpartition(" ")
+    if at == f"{rank} {events.steps}" and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+        os.kill(os.getpid(), int(signum))
+
+
+def note_samples():
+    """Notes the samples of each batch that a DataLoader yields."""
+    loader = dataloader._BaseDataLoaderIter
+    asked = []  # the samples of the batches that are loaded, or soon will be
+    next_index, next_batch = loader._next_index, loader.__next__
+
+    def note_index(self):
+        asked.append(next_index(self))
+        return asked[-1]
+
+    def note_batch(self):
+        batch = next_batch(self)
+        samples = asked.pop(0)
+        begin_step()
+        note("samples", " ".join(map(str, samples if isinstance(samples, list) else [samples])))
+        return batch
+
+    loader._next_index, loader.__next__ = note_index, note_batch
+
+
+def install():
+    register_module_forward_pre_hook(begin_step)
+    register_optimizer_step_post_hook(end_step)
+    note_samples()
