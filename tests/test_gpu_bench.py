@@ -84,6 +84,25 @@ def test_steps_are_those_of_pretrain(tmp_path, monkeypatch):
         assert torch.equal(weights, expected)
 
 
+@pytest.mark.nightly
+@pytest.mark.long
+def test_report_of_the_stages(tmp_path, monkeypatch):
+    """Stages on two ranks have the loss of one process; one with another seed is told."""
+    stage_command = gpu.stage_command
+
+    def with_another_seed(stage, gpus):
+        return stage_command(stage, gpus) + " --seed 1" * (stage == "multigpu_torchrun.py")
+
+    monkeypatch.setattr(gpu, "stage_command", with_another_seed)
+    monkeypatch.setattr(gpu, "MANY_EPOCHS", 5)
+    monkeypatch.setattr(gpu, "STAGES", ["singlegpu.py", "multigpu_torchrun.py", "elastic_ddp.py"])
+    rows = list(gpu.stage_rows(2, tmp_path))
+    report = gpu.field_report("2 x H200", "driver 1", "| table |", rows).splitlines()
+    assert report[0] == "## 2 x H200" and report[2].endswith(": driver 1")
+    for stage, verdict, row in zip(gpu.STAGES, ["equal", "not", "equal"], report[-3:], strict=True):
+        assert row.startswith(f"| `{stage}` | 0.") and f", {verdict}" in row
+
+
 @pytest.mark.long
 def test_measure(shell):
     """On two ranks: it prints and keeps figures, and a trace."""

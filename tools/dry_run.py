@@ -24,7 +24,7 @@ from torch.distributed.pipelining._utils import _derive_grad_metas, _StageBackwa
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from bench.calculator import BFLOAT16
+from bench.calculator import BFLOAT16, USABLE_MEMORY
 from bench.memory import FLOAT32, GPT, memory
 
 MAX_BYTES = 2e9  # of a step here, where no layer is sharded
@@ -155,9 +155,11 @@ def report(run):
         print(f"peak: {needed / 1e9:,.1f} GB in bfloat16, of {run.gpu_memory / 1e9:,.0f} GB")
     if run.step_bytes > MAX_BYTES:
         print(f"not computed: on this machine, a step takes {run.step_bytes / 1e9:,.0f} GB")
-    if not sampler.num_replicas <= samples <= available:
-        sys.exit(f"{samples:,} samples for {sampler.num_replicas:,} replicas, of {available:,}")
-    if needed > 0.9 * run.gpu_memory:
+    if min(samples, available) < sampler.num_replicas:
+        sys.exit(
+            f"{sampler.num_replicas:,} replicas have less than a sample each per step or epoch"
+        )
+    if needed > USABLE_MEMORY * run.gpu_memory:
         sys.exit("too little memory: use more shards, --recompute or a smaller --batch_size")
 
 
