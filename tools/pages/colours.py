@@ -208,7 +208,7 @@ def format_calculator():
         for name, label, low, high, step, value in FIELDS
     )
     fields += "<span>"
-    for name, label in (("recompute", "Recompute, too"), ("compile", "Compile the loss")):
+    for name, label in (("recompute", "With recomputation, too"), ("compile", "Compile the loss")):
         checked = " checked" if name == "recompute" else ""
         fields += f'<label><input type="checkbox" name="{name}"{checked}> {label}</label> '
     constants = {"hardware": scaling.H100._asdict()}
