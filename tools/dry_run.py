@@ -149,7 +149,8 @@ def report(run):
         sizes = zip(mesh.mesh_dim_names or ["shard"], mesh.shape, strict=True)
         print("mesh:", " x ".join(f"{name} {size:,}" for name, size in sizes))
     print(f"parameters: {total:,}; rank 0 holds {held:,}, {FLOAT32 * held:,} bytes")
-    print(f"per step: {samples:,} samples, {samples * getattr(run.args, 'context', 1):,} tokens")
+    tokens = f", {samples * run.args.context:,} tokens" if "context" in run.args else ""
+    print(f"per step: {samples:,} samples{tokens}")
     print(f"per epoch: {len(loader):,} steps, {available:,} samples")
     if needed := peak(run, isinstance(params[0], DTensor)):
         print(f"peak: {needed / 1e9:,.1f} GB in bfloat16, of {run.gpu_memory / 1e9:,.0f} GB")
