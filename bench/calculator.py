@@ -13,6 +13,8 @@ from bench.memory import GPT, memory
 from bench.scaling import H100, step_time
 
 CHANNELS_PER_LAYER = 128  # GPT-3 6.7B and Llama 3 8B have 32 layers of 4096
+VOCAB_SIZE = 128256  # Llama 3's
+USABLE_MEMORY = 0.9  # CUDA, NCCL and fragments need the rest
 BFLOAT16 = 2  # bytes
 TP_BYTES = 3  # per number sent: bfloat16 of the matrices, float32 of the norms
 
@@ -86,7 +88,7 @@ def print_memory(args, model):
     print(f"{'GB per GPU':<{name_width}}{titles}  fits")
     for way, parts in ways.items():
         cells = "".join(f"{parts[part] / 1e9:>{width}.1f}" for part, width in widths.items())
-        fits = parts["peak"] <= 0.9 * args.gpu_memory  # CUDA, NCCL and fragments need the rest
+        fits = parts["peak"] <= USABLE_MEMORY * args.gpu_memory
         print(f"{way.name:<{name_width}}{cells}{'yes' if fits else 'no':>6}")
         if fits:
             fitting.append(way)
@@ -127,7 +129,7 @@ def parse_args():
     parser.add_argument("--gpu_memory", type=float, default=80e9, help="in bytes")
     parser.add_argument("--batch_size", type=int, default=1, help="per GPU, or per TP group")
     parser.add_argument("--context", type=int, default=8192, help="in tokens")
-    parser.add_argument("--vocab_size", type=int, default=128256, help="by default Llama 3's")
+    parser.add_argument("--vocab_size", type=int, default=VOCAB_SIZE, help="by default Llama 3's")
     parser.add_argument("--n_layer", type=int, help="by default fitting --params, as --n_embd")
     parser.add_argument("--n_embd", type=int)
     parser.add_argument("--tp_size", type=int, help="by default a node, if --gpus allow it")

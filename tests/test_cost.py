@@ -3,6 +3,7 @@
 import math
 import re
 import sys
+from urllib.parse import parse_qsl
 
 import pytest
 from helpers import needs_slurm, run
@@ -85,6 +86,27 @@ def test_calculator_leaves_a_tenth(monkeypatch, capsys):
     for gpu_memory, fits in [(63e9, "no"), (64e9, "yes")]:
         run_calculator(f"--params 8e9 --gpus 64 --gpu_memory {gpu_memory}", monkeypatch)
         assert re.search(rf"^FSDP  .* 57.3 +{fits}$", capsys.readouterr().out, re.M)
+
+
+def test_worked_questions(monkeypatch, capsys):
+    """Each number of an answer in docs/choose.md is one of the calculator's, for its links."""
+    text = (ROOT / "docs" / "choose.md").read_text()
+    answers = text.split("### Five questions")[1].split("\n## ")[0].split("<details")[1:]
+    assert len(answers) == 5
+    for answer in answers:
+        for query in re.findall(r"\.md\?([\w=&]+)", answer):
+            values = dict(parse_qsl(query))
+            arguments = f"--params {values['params']}e9 --gpus {values['gpus']}"
+            arguments += f" --batch_size {values['batch_size']}" + " --compile" * (
+                "compile" in values
+            )
+            arguments += f" --context {values.get('context', 8192)}"
+            run_calculator(
+                f"{arguments} --gpu_memory {values.get('gpu_memory', 80)}e9", monkeypatch
+            )
+        calculated = capsys.readouterr().out.split()
+        claimed = re.findall(r"(\d+\.\d)\s+GB", answer) + re.findall(r"(\S+)\s+tokens/s", answer)
+        assert claimed and set(claimed) <= set(calculated), (answer, calculated)
 
 
 def test_speed_of_the_calculator(monkeypatch, capsys):

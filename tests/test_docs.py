@@ -9,6 +9,7 @@ import os
 import random
 import re
 import shutil
+import sys
 import threading
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
@@ -18,6 +19,7 @@ from pathlib import Path
 import pytest
 from helpers import NIGHTLY, documented_errors, fences, run
 
+from bench import calculator
 from tools import steps
 from tools.compose.__main__ import PAIRS, compose
 from tools.steps import ROOT
@@ -227,6 +229,58 @@ def test_composed_in_the_page(site, count):
         with page.expect_download() as download:
             page.click("#compose button:text('Save')")
         assert "Composed of:\n    recipes/tensorboard" in Path(download.value.path()).read_text()
+
+
+# Returns the rows of both tables of the calculator, for each list of values of its fields.
+CALCULATE = """(inputs) => inputs.map((values) => {
+  const form = document.querySelector("#calculator form");
+  for (const [name, value] of Object.entries(values)) form.elements[name].value = value;
+  form.elements.compile.checked = values.compile;
+  form.dispatchEvent(new Event("input", { bubbles: true }));
+  const tables = [...document.querySelectorAll("#calculator table")];
+  const texts = (row) => [...row.cells].map((cell) => cell.textContent);
+  return tables.map((table) => [...table.tBodies[0].rows].map(texts));
+})"""
+
+
+@needs_browser
+def test_calculator_in_the_page(site, monkeypatch, capsys):
+    """Its figures are those of bench/calculator.py; its state stands in the address."""
+    rng = random.Random(0)
+    inputs = [
+        {
+            "params": round(10 ** rng.uniform(0, 3), 1),
+            "gpus": rng.choice([rng.randint(1, 100), 2 ** rng.randint(0, 14)]),
+            "gpu_memory": rng.choice([24, 40, 80, 141, 192]),
+            "batch_size": rng.randint(1, 8),
+            "context": 2 ** rng.randint(9, 15),
+            "compile": rng.random() < 0.5,
+        }
+        for _ in range(200)
+    ]
+    with browser_of(site) as (page, address):
+        page.goto(f"{address}/choose.html?params=70&gpus=512&batch_size=1")
+        assert page.locator("#calculator [name=params]").input_value() == "70"
+        assert not page.is_checked("#calculator [name=recompute]")
+        page.check("#calculator [name=recompute]")
+        page.locator("#calculator [type=range] >> nth=1").focus()
+        page.keyboard.press("End")
+        assert "params=70&gpus=16384&" in page.url and "recompute=yes" in page.url
+        shown = page.evaluate(CALCULATE, inputs)
+    for values, (ways, parts) in zip(inputs, shown, strict=True):
+        arguments = [f"--{name}={value}" for name, value in values.items() if name != "compile"]
+        arguments[0] = f"--params={values['params'] * 1e9!r}"
+        arguments[2] = f"--gpu_memory={values['gpu_memory'] * 1e9!r}"
+        arguments += ["--compile"] * values["compile"]
+        monkeypatch.setattr(sys, "argv", ["calculator.py", *arguments])
+        calculator.main()
+        rows = re.findall(r"^(\w.*?)  +([\d,. ]+?)(?: +(yes|no))?$", capsys.readouterr().out, re.M)
+        fits = {name: word for name, _, word in rows if word}
+        assert parts == [[name, *numbers.split()] for name, numbers, word in rows if word], values
+        speeds = {name: numbers.split()[-1] for name, numbers, word in rows if not word}
+        expected = [[name, fits[name], speeds.get(name, "\N{EN DASH}")] for name in fits]
+        assert [[way[0], *way[2:]] for way in ways] == expected, values
+        assert [way[1] for way in ways] == [row[-1] for row in parts]
 
 
 def test_a_page_has_one_name():

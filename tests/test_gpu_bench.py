@@ -83,6 +83,25 @@ def test_steps_are_those_of_pretrain(tmp_path, monkeypatch):
         assert torch.equal(weights, expected)
 
 
+@pytest.mark.nightly
+@pytest.mark.long
+def test_report_of_the_stages(tmp_path, monkeypatch):
+    """Stages on two ranks have the loss of one process; one with another seed is told."""
+    stage_command = gpu.stage_command
+
+    def with_another_seed(stage, gpus):
+        return stage_command(stage, gpus) + " --seed 1" * (stage == "multigpu_torchrun.py")
+
+    monkeypatch.setattr(gpu, "stage_command", with_another_seed)
+    monkeypatch.setattr(gpu, "MANY_EPOCHS", 5)
+    monkeypatch.setattr(gpu, "STAGES", ["multigpu_torchrun.py", "elastic_ddp.py"])
+    rows = list(gpu.stage_rows(2, tmp_path))
+    report = gpu.field_report("2 x H200", "driver 1", "| table |", rows).splitlines()
+    assert report[0] == "## 2 x H200" and report[2].endswith(": driver 1")
+    for stage, verdict, row in zip(gpu.STAGES, ["not", "equal"], report[-2:], strict=True):
+        assert re.match(rf"\| `{stage}` \| \d\.\d+, {verdict}\b", row), row
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
 def test_without_a_gpu(shell):
     job = shell.start("python -m bench.gpu --peak_tflops 989", PYTHONPATH=str(ROOT))

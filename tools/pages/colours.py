@@ -2,13 +2,14 @@
 
 mkdocs.yml names `format_diff`, for a ```diff fence, and this module, a Markdown extension: it tells
 each fence that cog fills its file and unit, appends the whole files to the page, and puts the
-script's name below the page's title in the sidebar. Into docs/diff.md, docs/compose.md and
-docs/watch.md it puts what their JavaScript needs. It also marks what docs/assets/series.css needs
-to wrap code well on a phone.
+script's name below the page's title in the sidebar. Into docs/diff.md, docs/compose.md,
+docs/watch.md and docs/choose.md it puts what their JavaScript needs. It also marks what
+docs/assets/series.css needs to wrap code well on a phone.
 """
 
 import ast
 import json
+import math
 import re
 from html import escape, unescape
 
@@ -19,6 +20,7 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
 
+from bench import calculator, memory, scaling
 from tools.compose.__main__ import BASES, PAIRS
 from tools.judge.faults import FAULTS
 from tools.pages.fences import DOCUMENTED, language_of, marked_units, step_to
@@ -201,10 +203,53 @@ def format_choice():
     )
 
 
+FIELDS = (  # of the calculator: name, label, smallest and largest value, step, value at the start
+    ("params", "Parameters, billions", 0.5, 2000, "any", 8),
+    ("gpus", "GPUs", 1, 16384, 1, 64),
+    ("gpu_memory", "GB per GPU", 8, 512, 1, 80),
+    ("batch_size", "Samples per GPU", 1, 64, 1, 2),
+    ("context", "Tokens per sample", 256, 262144, 1, 8192),
+)
+
+
+def format_table(*columns):
+    head = "".join(f'<th scope="col">{column}</th>' for column in columns)
+    return f"<table class='calculated'><thead><tr>{head}</tr></thead><tbody></tbody></table>"
+
+
+def format_calculator():
+    """Returns the form and tables of docs/assets/calculator.js, and the constants of bench/."""
+    fields = "".join(
+        f'<div><label>{label} <input type="number" name="{name}" required min="{low}" '
+        f'max="{high}" step="{step}" value="{value}"></label><input type="range" '
+        f'aria-label="{label}" min="{math.log2(low)}" max="{math.log2(high)}" step="any"></div>'
+        for name, label, low, high, step, value in FIELDS
+    )
+    fields += "<span>"
+    for name, label in (("recompute", "With recomputation, too"), ("compile", "Compile the loss")):
+        checked = " checked" if name == "recompute" else ""
+        fields += f'<label><input type="checkbox" name="{name}"{checked}> {label}</label> '
+    constants = {"hardware": scaling.H100._asdict()}
+    for module in (memory, scaling, calculator):
+        values = vars(module).items()
+        constants |= {name: value for name, value in values if isinstance(value, int | float)}
+    parts = memory.memory(memory.GPT(8e9, 1, 1, 1, 1), 1, 1)  # for their names
+    return (
+        '<div id="calculator" data-search-exclude hidden>'
+        f'<script type="application/json">{json.dumps(constants)}</script>'
+        f"<form>{fields}</span></form>"
+        f'<p role="status"></p>{format_table("", "GB per GPU", "fits", "tokens/s")}'
+        '<details><summary>The parts, in GB per GPU</summary><div class="scroll" tabindex="0">'
+        f"{format_table('', *parts)}</div></details>"
+        '</div><script src="assets/calculator.js"></script>'
+    )
+
+
 CHOICES = {
     "<!-- files -->": format_choice,
     "<!-- composition -->": format_composition,
     "<!-- recordings -->": format_recordings,
+    "<!-- calculator -->": format_calculator,
 }
 RECORDING = r"<!-- watch (.*?\.py), (.*) -->"
 PLAYER = '<script src="{}assets/watch.js"></script>'

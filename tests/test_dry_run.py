@@ -1,0 +1,103 @@
+"""tools/dry_run.py: what it says of rank 0, the mistakes that it finds, what it leaves alone."""
+
+import math
+import re
+import sys
+
+import pytest
+from helpers import NIGHTLY, gpt_config, run
+
+from gpt.pretrain import GPT
+from tools.launch.jobs import free_port
+from tools.steps import ROOT
+
+FILES = {  # the options of each, and its mesh on n ranks
+    "gpt/pretrain.py": ("", ""),
+    "gpt/fsdp.py": ("", "dp {n}"),
+    "gpt/hsdp.py": ("", "replicate {eighth} x shard 8"),
+    "gpt/tensor_parallel.py": ("--tp_size 2", "dp {half} x tp 2"),
+    "gpt/context_parallel.py": ("--cp_size 2", "dp {half} x cp 2"),
+    "gpt/three_d.py": ("--pp_size 2 --tp_size 2", "pp 2 x dp {quarter} x tp 2"),
+}
+CASES = [(name, ranks) for ranks in (8, 512, 4096) for name in FILES]
+FAST = ("gpt/fsdp.py", 512)
+TOO_LARGE = 99999999999999999999
+
+
+def dry_run(command, folder=ROOT):
+    return run(
+        sys.executable, "-W", "error", "-m", "tools.dry_run", *command.split(), folder=folder
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [FAST, *(pytest.param(*case, marks=NIGHTLY) for case in CASES if case != FAST)],
+)
+def test_many_ranks(name, ranks):
+    """The mesh, and how much of each matrix rank 0 holds."""
+    options, mesh = FILES[name]
+    result = dry_run(f"{ranks} {name} {options} --batch_size 8")
+    assert result.returncode == 0 and not result.stderr, result.stderr
+    if mesh:
+        mesh = mesh.format(n=ranks, half=ranks // 2, quarter=ranks // 4, eighth=ranks // 8)
+        assert f"mesh: {mesh}\n" in result.stdout.replace(",", "")
+    parameters = list(GPT(gpt_config(4, 2, 128, 64)).parameters())
+    shards = {"gpt/pretrain.py": 1, "gpt/hsdp.py": 8}.get(name, ranks)
+    if name not in ("gpt/tensor_parallel.py", "gpt/three_d.py"):
+        held = sum(math.ceil(p.shape[0] / shards) * p[0].numel() for p in parameters)
+        total = sum(p.numel() for p in parameters)
+        assert f"parameters: {total:,}; rank 0 holds {held:,}, {4 * held:,} bytes" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (
+            f"8 gpt/fsdp.py --seed {TOO_LARGE}",
+            r"gpt/fsdp.py fails at `torch.manual_seed\(.*Overflow",
+        ),
+        pytest.param(
+            f"8 gpt/slow_network.py --bucket_cap_mb {TOO_LARGE}",
+            r"gpt/slow_network.py fails at `self.model = .*TypeError",
+            marks=NIGHTLY,
+        ),
+        pytest.param(
+            f"8 multinode.py --batch_size {TOO_LARGE}",
+            r"multinode.py fails at `for inputs, targets in .*ValueError: Stop argument",
+            marks=NIGHTLY,
+        ),
+        pytest.param(
+            "512 gpt/expert_parallel.py", "--n_experts must be a multiple of the 512", marks=NIGHTLY
+        ),
+        pytest.param("4096 multinode.py", "4,096 replicas have less than a sample", marks=NIGHTLY),
+        pytest.param(
+            "8 gpt/pretrain.py --n_layer 32 --n_head 32 --n_embd 4096",
+            "too little memory",
+            marks=NIGHTLY,
+        ),
+    ],
+)
+def test_wrong_arguments(command, message):
+    """One line, and no traceback, of what torchrun would show with one, or of wrong sizes."""
+    result = dry_run(command)
+    assert result.returncode == 1
+    assert re.match(message, result.stderr) and result.stderr.count("\n") == 1, result.stderr
+    if str(TOO_LARGE) in command:
+        torchrun = f"torchrun --nproc_per_node=1 --master_port={free_port()} {command[2:]}"
+        assert "Traceback" in run(*torchrun.split()).stderr
+
+
+@pytest.mark.parametrize(
+    "name", ["elastic_ddp.py", pytest.param("gpt/async_save.py", marks=NIGHTLY)]
+)
+def test_snapshots_are_left_alone(tmp_path, monkeypatch, name):
+    """Neither read, which would fail, nor written."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    if name == "elastic_ddp.py":
+        (tmp_path / "snapshot.pt").write_text("no snapshot")
+    result = dry_run(f"8 {ROOT / name}", tmp_path)
+    assert result.returncode == 0 and not result.stderr, result.stderr
+    assert "parameters: " in result.stdout
+    texts = [path.read_text() for path in tmp_path.iterdir()]
+    assert texts == ["no snapshot"] * (name == "elastic_ddp.py")

@@ -1,0 +1,197 @@
+"""Runs rank 0 of a large job, alone and on the CPU, to find mistakes before the queue
+
+    python -m tools.dry_run 512 gpt/three_d.py 50 10 --pp_size 4 --tp_size 8 --n_head 8
+
+The model is built on the meta device, where tensors have a shape but no memory, and sharded as in
+the job. If it is small, it takes one step through torch's fake backend, whose collectives return at
+once and send nothing: values are meaningless. Nothing is saved, and no snapshot is read.
+"""
+
+import argparse
+import contextlib
+import io
+import os
+import sys
+import tempfile
+import traceback
+from importlib.util import module_from_spec, spec_from_file_location
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining._utils import _derive_grad_metas, _StageBackwardMeta
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from bench.calculator import BFLOAT16, USABLE_MEMORY
+from bench.memory import FLOAT32, GPT, memory
+
+MAX_BYTES = 2e9  # of a step here, where no layer is sharded
+# A script with one of these keeps other activations, or more states, than the calculator counts.
+NOT_CALCULATED = {"cp_size", "n_experts", "n_kv_head", "sync_every"}
+
+
+def fake_collectives(ranks):
+    """Makes this process rank 0 of many, and mends what the fake backend leaves undone."""
+    init, new_group = dist.init_process_group, dist.new_group
+
+    def finish(state, bucket):  # as a hook of DDP, which waits for a future
+        future = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    def wrap(model, ddp=nn.parallel.DistributedDataParallel, **options):
+        if not next(model.parameters()).is_meta:
+            model = ddp(model, **options)
+            model.register_comm_hook(None, finish)
+        model.register_comm_hook = lambda state, hook: None
+        return model
+
+    def gradients_like_outputs(stage, next_stage):
+        return _StageBackwardMeta(_derive_grad_metas(stage._stage_meta.outputs))
+
+    fake = {"backend": "fake", "store": FakeStore(), "rank": 0, "world_size": ranks}
+    dist.init_process_group = lambda *args, **options: init(**fake)
+    dist.new_group = lambda *args, backend=None, **options: new_group(*args, **options)
+    dist.rendezvous = lambda url: iter([(dist.HashStore(), 0, ranks)])
+    dist.all_to_all_single = lambda output, rows, *args, **options: output.copy_(rows)
+    nn.parallel.DistributedDataParallel = wrap
+    PipelineStage._recv_meta = gradients_like_outputs
+
+
+def build_on_meta(run, script):
+    """Has the models of a script stay on the meta device, unless a step fits on this machine."""
+    to_empty = nn.Module.to_empty
+
+    def wrap(module_class, init):
+        def init_on_meta(model, *args, **options):
+            with torch.device("meta"):
+                init(model, *args, **options)
+            if module_class.__name__ == "GPT":
+                params = sum(p.numel() for p in model.parameters())
+                vocabulary = next(m for m in model.modules() if isinstance(m, nn.Embedding))
+                sizes = (run.args.n_layer, run.args.n_embd, vocabulary.num_embeddings)
+                run.shape = GPT(params, *sizes, run.args.context)
+
+        module_class.__init__ = init_on_meta
+        module_class.init_weights = lambda model, seed: None
+
+    def place(model, *args, **options):
+        if any(p.is_meta for p in model.parameters()):
+            run.step_bytes = 4 * FLOAT32 * sum(p.numel() for p in model.parameters())
+            if run.shape:
+                run.step_bytes = memory(run.shape, run.args.batch_size, FLOAT32)["peak"]
+            if run.step_bytes <= MAX_BYTES:
+                to_empty(model, device="cpu")
+                for tensor in [*model.parameters(), *model.buffers()]:
+                    tensor.detach().zero_()
+        return model
+
+    for value in list(vars(script).values()):
+        if isinstance(value, type) and issubclass(value, nn.Module):
+            wrap(value, value.__init__)
+    nn.Module.to = nn.Module.to_empty = place
+
+
+def train(run, path):
+    """Runs `main` of the script at `path`, which ends with the first batch."""
+    spec = spec_from_file_location("script", path)
+    script = sys.modules["script"] = module_from_spec(spec)
+    spec.loader.exec_module(script)
+    run.args = script.parse_args()
+    fake_collectives(run.ranks)
+    build_on_meta(run, script)
+    run_batch = script.Trainer._run_batch
+    init_mesh = getattr(script, "init_device_mesh", None)
+
+    def run_first_batch(trainer, inputs, targets):
+        if run.step_bytes <= MAX_BYTES:
+            run_batch(trainer, inputs, targets)
+        run.trainer, run.rows = trainer, len(inputs)
+        raise SystemExit(0)  # for which torch's @record returns
+
+    def record_mesh(*args, **options):
+        run.meshes.append(init_mesh(*args, **options))
+        return run.meshes[-1]
+
+    script.Trainer._run_batch = run_first_batch
+    script.Trainer._save_snapshot = lambda trainer: None  # elastic_ddp.py saves as it exits
+    script.init_device_mesh = record_mesh
+    script.set_model_state_dict = script.load_pretrained = lambda *args, **options: None
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        others = {"snapshot_path": f"{folder}/none", "compile": False}  # to compile takes minutes
+        script.main(argparse.Namespace(**vars(run.args) | others))
+
+
+def peak(run, sharded):
+    """Returns the calculator's peak in bytes, or 0 if it does not count what this script keeps."""
+    options = vars(run.args)
+    if not run.shape or "recompute" not in options or NOT_CALCULATED & options.keys():
+        return 0
+    samples = min(options.get("micro_batch_size", run.args.batch_size), run.args.batch_size)
+    samples //= options.get("micro_batches", 1)
+    shards = options.get("shard_size", run.ranks) if sharded else 1
+    split = (options.get("tp_size", 1), options.get("pp_size", 1), run.args.compile)
+    return memory(run.shape, samples, BFLOAT16, shards, run.args.recompute, *split)["peak"]
+
+
+def report(run):
+    """Prints the job's sizes; exits if its samples or the GPU's memory do not suffice."""
+    params = list(run.trainer.model.parameters())
+    held = sum((p.to_local() if isinstance(p, DTensor) else p).numel() for p in params)
+    total = run.shape.params if run.shape else sum(p.numel() for p in params)
+    loader = run.trainer.train_loader
+    sampler = loader.sampler if hasattr(loader.sampler, "num_replicas") else loader.batch_sampler
+    samples = getattr(sampler, "global_batch_size", run.rows * sampler.num_replicas)
+    available = len(sampler.dataset)
+    for mesh in run.meshes:
+        sizes = zip(mesh.mesh_dim_names or ["shard"], mesh.shape, strict=True)
+        print("mesh:", " x ".join(f"{name} {size:,}" for name, size in sizes))
+    print(f"parameters: {total:,}; rank 0 holds {held:,}, {FLOAT32 * held:,} bytes")
+    tokens = f", {samples * run.args.context:,} tokens" if "context" in run.args else ""
+    print(f"per step: {samples:,} samples{tokens}")
+    print(f"per epoch: {len(loader):,} steps, {available:,} samples")
+    if needed := peak(run, isinstance(params[0], DTensor)):
+        print(f"peak: {needed / 1e9:,.1f} GB in bfloat16, of {run.gpu_memory / 1e9:,.0f} GB")
+    if run.step_bytes > MAX_BYTES:
+        print(f"not computed: on this machine, a step takes {run.step_bytes / 1e9:,.0f} GB")
+    if min(samples, available) < sampler.num_replicas:
+        sys.exit(
+            f"{sampler.num_replicas:,} replicas have less than a sample each per step or epoch"
+        )
+    if needed > USABLE_MEMORY * run.gpu_memory:
+        sys.exit("too little memory: use more shards, --recompute or a smaller --batch_size")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("ranks", type=int)
+    parser.add_argument("--ranks_per_node", type=int, default=8)
+    parser.add_argument("--gpu_memory", type=float, default=80e9, help="in bytes")
+    parser.add_argument("script")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
+    defaults = argparse.Namespace(shape=None, meshes=[], step_bytes=0, trainer=None)
+    run = parser.parse_args(namespace=defaults)
+    local = min(run.ranks, run.ranks_per_node)
+    if local < 1 or run.ranks % local:
+        parser.error("ranks must be a multiple of --ranks_per_node, and both 1 or more")
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0", "CUDA_VISIBLE_DEVICES": ""}
+    os.environ |= {"WORLD_SIZE": f"{run.ranks}", "LOCAL_WORLD_SIZE": f"{local}"}
+    os.environ["GROUP_WORLD_SIZE"] = f"{run.ranks // local}"
+    sys.argv = [run.script, *run.arguments]
+    path = os.path.abspath(run.script)
+    try:
+        train(run, path)
+    except SystemExit:
+        if run.trainer is None:  # the script's own message
+            raise
+    except Exception as error:
+        lines = [f.line for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
+        message = f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
+        sys.exit(f"{run.script} fails at `{(lines or ['its start'])[-1]}`: {message}")
+    report(run)
+
+
+if __name__ == "__main__":
+    main()
