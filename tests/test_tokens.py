@@ -1,5 +1,6 @@
 """gpt/prepare_tokens.py and gpt/tokens.py: text tokenized once, into shards on disk."""
 
+import json
 import pickle
 import re
 
@@ -49,10 +50,17 @@ def test_prepared(tmp_path):
     other = b"".join(path.read_bytes() for path in sorted((tmp_path / "other").glob("*.uint16")))
     assert other == data
 
+    lines = [json.dumps({"text": text, "id": 1}) for text in texts]
+    (tmp_path / "texts.jsonl").write_text("\n".join(lines) + "\n\n")
+    result = prepare(tmp_path, "lines --text texts.jsonl --tokenizer tokens/tokenizer.json")
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "lines" / "000000.uint16").read_bytes() == data
+
 
 def test_bad_input(tmp_path, shell):
     (tmp_path / "text").write_text("hello\n")
     (tmp_path / "latin1").write_bytes(b"gr\xfcn\n")
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": 1}\n')
     for options, message in [
         (f"{tmp_path} --text text", f"{tmp_path} exists: name another folder, or delete it"),
         ("tokens --text missing", "cannot read --text missing"),
@@ -67,6 +75,7 @@ def test_bad_input(tmp_path, shell):
         ("tokens --text text --tokenizer missing", "cannot read --tokenizer missing: "),
         ("text/tokens --text text", "cannot write text/tokens: "),
         ("tokens --text text latin1", "--text latin1 is not UTF-8: convert it, such as with iconv"),
+        ("tokens --text a.jsonl", "--text a.jsonl, line 2 is not like "),
     ]:
         result = prepare(tmp_path, options)
         assert result.returncode == 1 and result.stderr.startswith(message)
