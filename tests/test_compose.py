@@ -68,7 +68,7 @@ SAMPLE = [
     ("gpt/async_save.py", "gpt/llama.py"),
 ]
 OTHERS = [pair for pair in CHOICES if pair not in SAMPLE]
-TOKENS = ("gpt/tokens.py", "gpt/llama.py")
+TOKENS = ("gpt/tokens.py", "gpt/llama.py", "gpt/documents.py", "gpt/chunked_loss.py")
 FINETUNE = ("gpt/finetune.py", "gpt/finetune_chat.py")
 # So that a part does what it adds.
 OPTIONS = {
@@ -81,6 +81,8 @@ OPTIONS = {
     "gpt/pipeline_parallel.py": "--pp_size 2 --micro_batches 2",
     "gpt/three_d.py": "--pp_size 2 --tp_size 2 --micro_batches 2",
     "gpt/moe.py": "--n_experts 2 --top_k 1",
+    "gpt/documents.py": "--end_token 97",
+    "gpt/chunked_loss.py": "--loss_chunks 4",
 }
 # These train to other weights than multinode.py, or gpt/pretrain.py; all others to the same.
 DECIDING = [
@@ -90,6 +92,7 @@ DECIDING = [
     "gpt/slow_network.py",
     "gpt/tokens.py",
     "gpt/llama.py",
+    "gpt/documents.py",
     "gpt/moe.py",
     "gpt/local_sgd.py",
     *FINETUNE,
@@ -311,7 +314,7 @@ def test_table_is_complete():
         ("preemptible.py", "recipes/gradient_accumulation.py", "recipes/evaluate.py"),
         ("elastic_ddp.py", "recipes/evaluate.py", "recipes/monitor.py"),
         ("preemptible.py", "recipes/tensorboard_logging.py", "recipes/fsdp.py"),
-        ("gpt/hsdp.py", "gpt/async_save.py", "gpt/llama.py"),
+        ("gpt/accumulate.py", "gpt/async_save.py", "gpt/documents.py", "gpt/chunked_loss.py"),
     ],
     ids=" + ".join,
 )

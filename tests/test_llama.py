@@ -1,22 +1,35 @@
-"""gpt/llama.py: the Llama of transformers, trained here and exported as the page tells."""
+"""gpt/llama.py: the Llama of transformers, trained here and exported; and what builds on it."""
 
+import functools
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import PLAIN_SGD, SHORT_GPT, SHORT_VAL, SIGNAL, VAL_CHUNKS, fences, gpt_config, patch
+from helpers import (
+    PLAIN_SGD,
+    SHORT_GPT,
+    SHORT_VAL,
+    SIGNAL,
+    VAL_CHUNKS,
+    fences,
+    gpt_config,
+    long,
+    patch,
+)
 from test_gpt_sharded import FLOAT64
 from test_tokens import prepare
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from gpt import documents
 from gpt.llama import GPT
 from tools.launch.snapshots import load_gpt, max_abs_diff, write_text
 
 CONTEXT = 8
 BATCH_SIZE = 12  # of all ranks together
 STEPS = 20
+END = 0  # the token that ends a document
 (EXPORT,) = fences("gpt/llama.md", "python")
 
 
@@ -27,30 +40,38 @@ def make_tokens(folder):
     assert result.returncode == 0, result.stderr
     size = (STEPS * BATCH_SIZE + VAL_CHUNKS) * CONTEXT + 1
     tokens = torch.randint(300, [size], generator=torch.Generator().manual_seed(0))
+    tokens[torch.rand(size, generator=torch.Generator().manual_seed(1)) < 0.2] = END
+    tokens[5 * CONTEXT : 6 * CONTEXT] = END  # a chunk without a target that counts
     shard = folder / "tokens" / "000000.uint16"
     shard.write_bytes(tokens.to(torch.uint16).numpy().tobytes())
 
 
-def start(shell, ranks, name, setup="", options="", n_kv_head=2, **variables):
-    script = patch(shell.folder, "gpt/llama.py", SHORT_GPT + setup)
+def start(
+    shell, ranks, name, setup="", options="", n_kv_head=2, script="gpt/llama.py", **variables
+):
+    script = patch(shell.folder, script, SHORT_GPT + setup)
     options += f" --n_layer 2 --n_head 4 --n_kv_head {n_kv_head} --n_embd 32 --context {CONTEXT}"
     options += f" {SHORT_VAL} --batch_size {BATCH_SIZE // ranks} --snapshot_path {name}"
     return shell.ranks(f"{script} 1 1 --data tokens {options}", ranks, **variables)
 
 
 @pytest.mark.parametrize(
-    ("setup", "learning_rate", "tolerance"), [(FLOAT64, 0.01, 1e-12), (PLAIN_SGD, 0.3, 5e-5)]
+    ("setup", "learning_rate", "tolerance"), [(FLOAT64, 0.01, 1e-12), (PLAIN_SGD, 0.1, 5e-5)]
 )
-def test_ranks(shell, setup, learning_rate, tolerance):
-    """Two ranks, stopped in mid-epoch and resumed on three, end with the weights of one."""
+@pytest.mark.parametrize(
+    "script", ["gpt/llama.py", *long("gpt/documents.py", "gpt/chunked_loss.py")]
+)
+def test_ranks(shell, script, setup, learning_rate, tolerance):
+    """Two ranks, stopped in mid-epoch and resumed on four, end with the weights of one."""
     make_tokens(shell.folder)
     options = f"--learning_rate {learning_rate}"
-    start(shell, 1, "one", setup, options).succeeds()
+    reference = script.replace("chunked_loss", "llama")
+    start(shell, 1, "one", setup, options, script=reference).succeeds()
     stop = {"SIGNAL": "15", "SIGNAL_AT": f"0 {3 * BATCH_SIZE}"}
-    job = start(shell, 2, "several", setup + SIGNAL, options, **stop)
+    job = start(shell, 2, "several", setup + SIGNAL, options, script=script, **stop)
     job.fails("stopped by a signal")
     assert f"epoch 0 + {10 * BATCH_SIZE} samples" in job.output
-    start(shell, 3, "several", setup, f"{options} --recompute").succeeds()
+    start(shell, 4, "several", setup, f"{options} --recompute", script=script).succeeds()
     one, several = (load_gpt(shell.folder / name)["model"] for name in ("one", "several"))
     diff = max_abs_diff(one.values(), several.values())
     print("several ranks differ from one by", diff)
@@ -84,6 +105,31 @@ def test_exported(shell, monkeypatch, n_kv_head):
     with torch.no_grad():
         expected = model(text[:, :-1]).argmax(2)
     assert text.shape[1] > 3 and torch.equal(text[:, 3:], expected[:, 2:])
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+def test_packed_documents(request, dtype, tolerance):
+    """Their loss and gradients are those of each alone, wherever in a chunk it stands."""
+    request.addfinalizer(functools.partial(torch.set_default_dtype, torch.get_default_dtype()))
+    torch.set_default_dtype(dtype)  # of the angles of rotary positions, too
+    model = documents.GPT(gpt_config(2, 4, 32, 24, n_kv_head=2), 300, END)
+    generator = torch.Generator().manual_seed(0)
+    packed = torch.randint(1, 300, (2, 25), generator=generator)
+    packed[0, [6, 7, 19]] = packed[1, 24] = END
+
+    def gradients(chunks):
+        """Returns those of the total loss, and it."""
+        total = 0
+        for chunk in chunks:
+            inputs, targets = chunk[None, :-1], chunk[None, 1:]
+            targets = targets.masked_fill(inputs == END, documents.IGNORED)
+            total += documents.next_token_loss(model(inputs), targets) * targets.numel() / 48
+        return [total, *torch.autograd.grad(total, [*model.parameters()])]
+
+    alone = [packed[0, :7], packed[0, 8:20], packed[0, 20:], packed[1]]
+    diff = max_abs_diff(gradients(packed), gradients(alone))
+    print("packed documents differ by", diff)
+    assert diff < tolerance
 
 
 def test_weights():
