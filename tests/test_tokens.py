@@ -85,7 +85,7 @@ def test_bad_input(tmp_path, shell):
         "no tokens in --data tokens: start gpt/prepare_tokens.py first"
     )
     assert prepare(tmp_path, "tokens --text text").returncode == 0
-    shell.ranks("gpt/documents.py --end_token x").fails("it has no token x: set --end_token")
+    shell.ranks("gpt/documents.py --end_token EOS").fails("it has no token EOS: set --end_token")
     shell.ranks("gpt/tokens.py").fails("--data has 0 chunks: 1024 are for validation, add text")
     shard = tmp_path / "tokens" / "000000.uint16"
     (tmp_path / "tokens" / "1.uint16").symlink_to("gone")
