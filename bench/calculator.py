@@ -75,15 +75,9 @@ def print_memory(args, model):
         f"GPUs: {args.gpus}, with {args.batch_size} x {model.context:,} tokens each (or each "
         f"tensor parallel group), in bfloat16\n"
     )
+    loss = {"compiled": args.compile, "chunks": args.loss_chunks}
     ways = {
-        way: memory(
-            model,
-            args.batch_size,
-            BFLOAT16,
-            *way[1:],
-            compiled=args.compile,
-            loss_chunks=args.loss_chunks,
-        )
+        way: memory(model, args.batch_size, BFLOAT16, *way[1:], **loss)
         for way in ways_to_train(args.gpus, H100.gpus_per_node, args.tp_size, args.pp_size)
     }
     fitting = []

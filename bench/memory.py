@@ -78,25 +78,8 @@ def gathered(model, number_bytes, tp):
     return at_start, during, embedding * (number_bytes + FLOAT32)
 
 
-def logits_of(model, samples, number_bytes, compiled, loss_chunks):
-    """Returns the bytes of the logits, and of what replaces those of the other chunks."""
-    logit_bytes = COMPILED_LOGITS * number_bytes if compiled else LOGITS * FLOAT32
-    logits = samples * model.context * model.vocab_size * logit_bytes / loss_chunks
-    if loss_chunks > 1:
-        logits += CHUNKED_HEAD * model.head_params * number_bytes
-    return logits
-
-
 def memory(
-    model,
-    samples,
-    number_bytes,
-    shards=1,
-    recompute=False,
-    tp=1,
-    pp=1,
-    compiled=False,
-    loss_chunks=1,
+    model, samples, number_bytes, shards=1, recompute=False, tp=1, pp=1, compiled=False, chunks=1
 ):
     """Returns the bytes of each part and, last, of their sum at the peak.
 
@@ -106,7 +89,7 @@ def memory(
     With a pipeline of `pp` equal stages, `samples` are those of a micro-batch. The first stage has
     1 / pp of the blocks and keeps up to pp micro-batches: as many activations as one stage would.
     Of what is `compiled`, the loss is counted; blocks then keep less than this, too. With
-    `loss_chunks`, the logits are those of a chunk, as in gpt/chunked_loss.py.
+    several `chunks`, the logits are those of one, as in gpt/chunked_loss.py.
     """
     weights = FLOAT32 * model.params / shards
     if shards == 1:
@@ -124,7 +107,10 @@ def memory(
         copies = max(during, at_end)
         block_input_bytes = number_bytes
     kept, backward = activations(model, samples, number_bytes, block_input_bytes, recompute, tp)
-    logits = logits_of(model, samples, number_bytes, compiled, loss_chunks)
+    logit_bytes = COMPILED_LOGITS * number_bytes if compiled else LOGITS * FLOAT32
+    logits = samples * model.context * model.vocab_size * logit_bytes / chunks
+    if chunks > 1:
+        logits += CHUNKED_HEAD * model.head_params * number_bytes
     return {
         "weights": weights,
         "optimizer": 2 * weights,

@@ -73,7 +73,7 @@ def measure(name, n_layer, n_embd, *arguments):
             self.token_embedding = nn.Embedding(VOCAB_SIZE, config.n_embd)
             self.head = nn.Linear(config.n_embd, VOCAB_SIZE, bias=False)
 
-    if name not in OF_TOKENS:
+    if name not in OF_TOKENS:  # these have it from the tokenizer
         script.GPT = LargeVocabularyGPT
     script.Trainer._evaluate = lambda self: None
     script.Trainer._save_snapshot = lambda self: None
