@@ -77,8 +77,9 @@ def print_memory(args, model):
         f"GPUs: {args.gpus}, with {args.batch_size} x {model.context:,} tokens each (or each "
         f"tensor parallel group), in bfloat16\n"
     )
+    loss = {"compiled": args.compile, "chunks": args.loss_chunks}
     ways = {
-        way: memory(model, args.batch_size, BFLOAT16, *way[1:], compiled=args.compile)
+        way: memory(model, args.batch_size, BFLOAT16, *way[1:], **loss)
         for way in ways_to_train(args.gpus, H100.gpus_per_node, args.tp_size, args.pp_size)
     }
     fitting = []
@@ -138,6 +139,7 @@ def parse_args():
     bandwidth = H100.network_bandwidth
     parser.add_argument("--network_bandwidth", type=float, default=bandwidth, help="of a node")
     parser.add_argument("--compile", action="store_true", help="the loss; blocks count as without")
+    parser.add_argument("--loss_chunks", type=int, default=1, help="as in gpt/chunked_loss.py")
     args = parser.parse_args()
     if args.tp_size is None:
         args.tp_size = math.gcd(args.gpus, H100.gpus_per_node)

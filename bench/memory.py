@@ -21,6 +21,7 @@ BACKWARD = 4 + 4 + 1 - 4
 # Per token and entry of the vocabulary, in float32: log-softmax, its gradient, that of the logits.
 LOGITS = 3
 COMPILED_LOGITS = 2  # in their own type: the logits, from which all else follows; their gradient
+CHUNKED_HEAD = 2  # gradients of the head's weights: those of a chunk, and the sum of others
 
 
 class GPT(NamedTuple):
@@ -77,7 +78,9 @@ def gathered(model, number_bytes, tp):
     return at_start, during, embedding * (number_bytes + FLOAT32)
 
 
-def memory(model, samples, number_bytes, shards=1, recompute=False, tp=1, pp=1, compiled=False):
+def memory(
+    model, samples, number_bytes, shards=1, recompute=False, tp=1, pp=1, compiled=False, chunks=1
+):
     """Returns the bytes of each part and, last, of their sum at the peak.
 
     `shards` is the number of ranks that share the state, with tensor parallelism those of all
@@ -85,7 +88,8 @@ def memory(model, samples, number_bytes, shards=1, recompute=False, tp=1, pp=1, 
     `number_bytes` is 2 for bfloat16, with autocast or FSDP's mixed precision, and 4 for float32.
     With a pipeline of `pp` equal stages, `samples` are those of a micro-batch. The first stage has
     1 / pp of the blocks and keeps up to pp micro-batches: as many activations as one stage would.
-    Of what is `compiled`, the loss is counted; blocks then keep less than this, too.
+    Of what is `compiled`, the loss is counted; blocks then keep less than this, too. With
+    several `chunks`, the logits are those of one, as in gpt/chunked_loss.py.
     """
     weights = FLOAT32 * model.params / shards
     if shards == 1:
@@ -104,7 +108,9 @@ def memory(model, samples, number_bytes, shards=1, recompute=False, tp=1, pp=1, 
         block_input_bytes = number_bytes
     kept, backward = activations(model, samples, number_bytes, block_input_bytes, recompute, tp)
     logit_bytes = COMPILED_LOGITS * number_bytes if compiled else LOGITS * FLOAT32
-    logits = samples * model.context * model.vocab_size * logit_bytes
+    logits = samples * model.context * model.vocab_size * logit_bytes / chunks
+    if chunks > 1:
+        logits += CHUNKED_HEAD * model.head_params * number_bytes
     return {
         "weights": weights,
         "optimizer": 2 * weights,

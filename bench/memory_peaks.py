@@ -14,6 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tokenizers import Tokenizer, models
 from torch import nn
 
 from bench.launch import output_of
@@ -23,6 +24,7 @@ from tools.launch.snapshots import write_text
 VOCAB_SIZE = 4096  # in the place of 256, so that the logits count
 CONTEXT = 256
 VAL_CHUNKS = 32
+OF_TOKENS = ("llama", "chunked_loss")
 STEPS = 3  # AdamW's averages exist from the end of the first on, DDP's final buckets of the second
 # Script, ranks, options, and the shape: n_layer, n_embd, and samples of a rank or a group.
 RUNS = [
@@ -35,8 +37,18 @@ RUNS = [
     ("fsdp", 2, "--recompute", (24, 128, 16)),
     ("tensor_parallel", 2, "--tp_size 2", (12, 256, 8)),
     ("tensor_parallel", 4, "--tp_size 2 --recompute", (12, 256, 8)),
+    ("llama", 2, "--recompute", (2, 64, 32)),
+    ("chunked_loss", 2, "--recompute --loss_chunks 4", (2, 64, 32)),
     ("three_d", 8, "--pp_size 2 --tp_size 2 --micro_batches 4", (12, 256, 4)),
 ]
+
+
+def write_tokens(folder):
+    """Writes the bytes of the text as tokens of a larger vocabulary."""
+    vocabulary = {str(number): number for number in range(VOCAB_SIZE)}
+    Tokenizer(models.WordLevel(vocabulary, "0")).save(str(folder / "tokenizer.json"))
+    tokens = b"".join(bytes([byte, 0]) for byte in (folder / "text").read_bytes())
+    (folder / "0.uint16").write_bytes(tokens)
 
 
 def process_memory(field):
@@ -61,7 +73,8 @@ def measure(name, n_layer, n_embd, *arguments):
             self.token_embedding = nn.Embedding(VOCAB_SIZE, config.n_embd)
             self.head = nn.Linear(config.n_embd, VOCAB_SIZE, bias=False)
 
-    script.GPT = LargeVocabularyGPT
+    if name not in OF_TOKENS:  # these have it from the tokenizer
+        script.GPT = LargeVocabularyGPT
     script.Trainer._evaluate = lambda self: None
     script.Trainer._save_snapshot = lambda self: None
     destroy_process_group = script.dist.destroy_process_group
@@ -82,21 +95,26 @@ def run(name, ranks, options, shape):
     n_layer, n_embd, samples = shape
     tp = 2 if "--tp_size" in options else 1
     pp, micro_batches = (2, 4) if "--pp_size" in options else (1, 1)
-    params = 12 * n_layer * n_embd**2 + (2 * VOCAB_SIZE + CONTEXT) * n_embd
+    params = 12 * n_layer * n_embd**2 + (2 * VOCAB_SIZE + CONTEXT) * n_embd  # of Llama about
     model = GPT(params, n_layer, n_embd, VOCAB_SIZE, CONTEXT)
     shards = 1 if name == "pretrain" else ranks
     recompute, compiled = "--recompute" in options, "--compile" in options
-    predicted = memory(model, samples, 4, shards, recompute, tp, pp, compiled)["peak"]
+    loss_chunks = int((re.findall(r"--loss_chunks (\d+)", options) or [1])[0])
+    parts = memory(model, samples, 4, shards, recompute, tp, pp, compiled, loss_chunks)
     batch_size = samples * micro_batches
     chunks = STEPS * batch_size * ranks // (tp * pp) + VAL_CHUNKS
     with tempfile.TemporaryDirectory() as folder:
         write_text(Path(folder, "text"), chunks, CONTEXT)
+        data = f"--text {folder}/text"
+        if name in OF_TOKENS:
+            write_tokens(Path(folder))
+            data = f"--data {folder}"
         output = output_of(
             f"torchrun --standalone --nproc_per_node={ranks} -m bench.memory_peaks"
-            f" {name} {n_layer} {n_embd} {options} --text {folder}/text"
+            f" {name} {n_layer} {n_embd} {options} {data}"
             f" --batch_size {batch_size} --val_tokens {VAL_CHUNKS * CONTEXT}"
         )
-    return predicted, max(map(int, re.findall(r"peak: (\d+) bytes", output)))
+    return parts["peak"], max(map(int, re.findall(r"peak: (\d+) bytes", output)))
 
 
 def main():

@@ -2,11 +2,13 @@
 
 Writes FOLDER/tokenizer.json, and FOLDER/000000.uint16 and so on: the numbers of the tokens, of 16
 bits each, or of 32 (.uint32) for a vocabulary above 65,536. After each file of the text comes the
---end_token. Without --tokenizer, it first trains one on the text: byte pair encoding, as in GPT-2.
+--end_token; of a .jsonl file, after the "text" of each line.
+Without --tokenizer, it first trains one on the text: byte pair encoding, as in GPT-2.
 """
 
 import argparse
 import itertools
+import json
 import os
 import shutil
 import sys
@@ -37,15 +39,35 @@ def train_tokenizer(paths, vocab_size, end_token):
 
 
 def pieces(paths):
-    """Yields each file in pieces, to the end of a line if that is near, and then an empty one."""
+    """Yields each document in pieces, to the end of a line if near, and then an empty one."""
     for path in paths:
         try:
+            if path.suffix == ".jsonl":
+                yield from texts_of_lines(path)
+                continue
             with open(path, encoding="utf-8-sig", newline="") as file:  # as it is, \r\n too
                 while piece := file.read(PIECE_SIZE):
                     yield piece + file.readline(PIECE_SIZE)
         except UnicodeDecodeError as error:
             sys.exit(f"--text {path} is not UTF-8: convert it, such as with iconv ({error})")
         yield ""
+
+
+def texts_of_lines(path):
+    """Yields the "text" of each line that is not blank, and then an empty one."""
+    with open(path, encoding="utf-8-sig") as file:
+        for number, line in enumerate(file, 1):
+            if line.isspace():
+                continue
+            try:
+                text = json.loads(line)["text"]
+            except (ValueError, TypeError, KeyError):
+                text = None
+            if not isinstance(text, str):
+                sys.exit(f'--text {path}, line {number} is not like {{"text": "Once upon a time"}}')
+            if text:
+                yield text
+            yield ""
 
 
 def encode(tokenizer, texts, end_token):
@@ -82,7 +104,7 @@ def parse_args():
     parser.add_argument("folder", type=Path, help="where to write; must not exist")
     parser.add_argument("--text", nargs="+", type=Path, required=True, metavar="FILE")
     parser.add_argument("--tokenizer", help="a tokenizer.json, such as of a model on the hub")
-    parser.add_argument("--end_token", default="<|endoftext|>", help="after each file")
+    parser.add_argument("--end_token", default="<|endoftext|>", help="after each document")
     parser.add_argument("--vocab_size", type=int, default=4096, help="of the one to train")
     parser.add_argument("--shard_tokens", type=int, default=100_000_000, help="per file")
     args = parser.parse_args()

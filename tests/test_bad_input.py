@@ -42,6 +42,7 @@ def module(script):
         ("gpt/gpt.py", "--n_head 3", "and --n_head divide --n_embd"),
         ("gpt/llama.py", "--n_kv_head 3", N_KV_HEAD),
         ("gpt/llama.py", "--n_head 2 --n_embd 6", N_KV_HEAD),
+        ("gpt/chunked_loss.py", "--loss_chunks 5", "must be 1 or more, and divide --context"),
         ("gpt/schedule.py", "--val_tokens 63", "--val_tokens at least --context"),
         ("gpt/tensor_parallel.py", "--tp_size 4", TP_SIZE),
         ("gpt/tensor_parallel.py", "--context 9 --tp_size 2", TP_SIZE),
@@ -83,6 +84,7 @@ CHECKED_BY_MAIN = {
     "recipes/gradient_accumulation.py": ["--global_batch_size"],
     "recipes/regroup.py": ["--coordinator"],
     "gpt/hsdp.py": ["--shard_size"],
+    "gpt/documents.py": ["--end_token"],
     "gpt/prepare_tokens.py": ["--tokenizer", "folder"],
 }
 

@@ -68,6 +68,7 @@ OPTIONS = {
     "recipes/monitor.py": "--log_every 20",
     "elastic_ddp.py": "--global_batch_size 64",
     **dict.fromkeys(["gpt/moe.py", "gpt/expert_parallel.py"], "--n_experts 2 --top_k 1"),
+    "gpt/chunked_loss.py": "--loss_chunks 4",
 }
 # These train to other weights than multinode.py, or gpt/pretrain.py; all others to the same.
 DECIDING = [
@@ -77,6 +78,7 @@ DECIDING = [
     "gpt/slow_network.py",
     "gpt/tokens.py",
     "gpt/llama.py",
+    "gpt/documents.py",
     "gpt/moe.py",
     "gpt/local_sgd.py",
     *FINETUNE,
@@ -271,9 +273,17 @@ def test_table_is_complete():
 
 
 @pytest.mark.long
-def test_three(workshop):
-    """The files of the page's example."""
-    prove(workshop, ("preemptible.py", "recipes/mixed_precision.py", "recipes/evaluate.py"))
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ("preemptible.py", "recipes/mixed_precision.py", "recipes/evaluate.py"),
+        ("gpt/accumulate.py", "gpt/async_save.py", "gpt/documents.py", "gpt/chunked_loss.py"),
+    ],
+    ids=" + ".join,
+)
+def test_several(workshop, parts):
+    """The files of the pages' examples."""
+    prove(workshop, parts)
 
 
 def compose_in(folder, arguments):

@@ -9,6 +9,7 @@ import pytest
 from helpers import needs_slurm, run
 
 from bench import calculator, scaling
+from tools.steps import ROOT
 
 
 def test_ring():

@@ -25,10 +25,7 @@ from helpers import (
 from torch.nn import functional
 
 from tools.launch.snapshots import load, load_gpt, max_abs_diff, write_text
-from tools.steps import GPT
 
-OTHER_DATA = ("gpt/finetune.py", "gpt/finetune_chat.py", "gpt/tokens.py", "gpt/llama.py")
-NAMES = [step.file for step in GPT if step.file not in OTHER_DATA]
 # The others have other gradients, but the same way to stop and resume; see test_gpt_sharded.py.
 WITH_SNAPSHOTS_OF_THEIR_OWN = ["gpt/gpt.py", "gpt/dcp.py", "gpt/fsdp.py", "gpt/local_sgd.py"]
 TINY = "--n_layer 1 --n_head 2 --n_embd 16 --context 8"

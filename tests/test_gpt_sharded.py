@@ -30,6 +30,7 @@ from tools.steps import ROOT
 BATCH_SIZE = 12  # of all ranks together, on 1, 2, 3 or 4
 STEPS = 20  # per epoch
 SMALL = "--n_layer 1 --n_head 4 --n_embd 32 --context 8"
+LLAMA = ["llama.py", "documents.py", "chunked_loss.py"]
 
 # AdamW turns a gradient that is nearly 0 into a whole step, and so rounding errors into differences
 # of 1e-4. In float64 they stay small.
@@ -55,7 +56,7 @@ def start(shell, name, snapshot, ranks=1, setup="", options="", steps=STEPS, epo
     """
     nodes = [""] * ranks if isinstance(ranks, int) else ranks
     folders = [shell.folder / node for node in nodes]
-    if name == "llama.py":
+    if name in LLAMA:
         data = f"--data {shell.folder}/tokens"
         write_tokens(shell.folder / "tokens", steps * BATCH_SIZE + VAL_CHUNKS, 8)
     else:
@@ -93,6 +94,8 @@ LAYOUTS = {  # ranks and options
         (4, ""),
     ],
     "llama.py": [(2, "")],
+    "documents.py": [(4, "--recompute"), (2, "")],
+    "chunked_loss.py": [(4, "--recompute"), (2, "--loss_chunks 2")],
 }
 
 
@@ -100,14 +103,15 @@ LAYOUTS = {  # ranks and options
 SHAPES = {
     "pipeline_parallel.py": "--n_layer 4",
     "three_d.py": "--n_layer 2",
-    "llama.py": "--n_layer 2 --n_kv_head 2",
+    **dict.fromkeys(LLAMA, "--n_layer 2 --n_kv_head 2"),
+    "documents.py": "--n_layer 2 --n_kv_head 2 --end_token 0",
 }
 
 
 def reference(name):
     """Returns the file whose weights on one rank those of `name` must equal."""
-    if name == "llama.py":
-        return name
+    if name in LLAMA:
+        return name.replace("chunked_loss", "llama")
     return "moe.py" if name in ("moe.py", "expert_parallel.py") else "pretrain.py"
 
 
@@ -126,7 +130,8 @@ def assert_split_is_one_rank(shell, name, layouts, change=""):
     In float64 with AdamW and clipping; and in float32 with neither, as both would hide it if the
     gradients of all steps were, say, twice too large.
     """
-    for setup, rate, tolerance in ((FLOAT64, 0.02, 1e-12), (PLAIN_SGD, 0.3, 5e-5)):
+    sgd_rate = 0.1 if name in LLAMA else 0.3
+    for setup, rate, tolerance in ((FLOAT64, 0.02, 1e-12), (PLAIN_SGD, sgd_rate, 5e-5)):
         options = f"{SHAPES.get(name, '')} --learning_rate {rate}"
         one = f"one_{rate}"
         output = start(shell, reference(name), one, setup=setup, options=options).succeeds()
@@ -210,7 +215,8 @@ RESUMED_LONG = {
         "4 expert_parallel.py --ep_size 2",
         "2 moe.py",
     ],
-    "llama": ["2 llama.py", "1 llama.py", "3 llama.py --recompute", "2 llama.py"],
+    "llama": ["2 llama.py", "1 chunked_loss.py", "3 llama.py --recompute", "2 chunked_loss.py"],
+    "documents": ["2 documents.py", "1 documents.py", "3 documents.py", "2 documents.py"],
 }
 
 

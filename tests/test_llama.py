@@ -1,8 +1,9 @@
-"""gpt/llama.py: the Llama of transformers, trained here and exported as the page tells.
+"""gpt/llama.py: the Llama of transformers, trained here and exported; documents in its chunks.
 
-test_gpt_sharded.py shows that it trains alike on any number of ranks.
+test_gpt_sharded.py shows that it trains alike on any number of ranks, and what builds on it.
 """
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,11 @@ from test_tokens import prepare
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from gpt import documents
 from gpt.llama import GPT
 from tools.launch.snapshots import load_gpt, max_abs_diff, write_text
 
+END = 0  # the token that ends a document
 (EXPORT,) = fences("gpt/llama.md", "python")
 
 
@@ -48,6 +51,31 @@ def test_exported(shell, monkeypatch, n_kv_head):
     with torch.no_grad():
         expected = model(text[:, :-1]).argmax(2)
     assert text.shape[1] > 3 and torch.equal(text[:, 3:], expected[:, 2:])
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+def test_packed_documents(request, dtype, tolerance):
+    """Their loss and gradients are those of each alone, wherever in a chunk it stands."""
+    request.addfinalizer(functools.partial(torch.set_default_dtype, torch.get_default_dtype()))
+    torch.set_default_dtype(dtype)  # of the angles of rotary positions, too
+    model = documents.GPT(gpt_config(2, 4, 32, 24, n_kv_head=2), 300, END)
+    generator = torch.Generator().manual_seed(0)
+    packed = torch.randint(1, 300, (2, 25), generator=generator)
+    packed[0, [6, 7, 19]] = packed[1, 24] = END
+
+    def gradients(chunks):
+        """Returns those of the total loss, and it."""
+        total = 0
+        for chunk in chunks:
+            inputs, targets = chunk[None, :-1], chunk[None, 1:]
+            targets = targets.masked_fill(inputs == END, documents.IGNORED)
+            total += documents.next_token_loss(model(inputs), targets) * targets.numel() / 48
+        return [total, *torch.autograd.grad(total, [*model.parameters()])]
+
+    alone = [packed[0, :7], packed[0, 8:20], packed[0, 20:], packed[1]]
+    diff = max_abs_diff(gradients(packed), gradients(alone))
+    print("packed documents differ by", diff)
+    assert diff < tolerance
 
 
 def test_weights():

@@ -1,5 +1,6 @@
 """gpt/prepare_tokens.py and gpt/tokens.py: text tokenized once, into shards on disk."""
 
+import json
 import pickle
 from itertools import pairwise
 
@@ -56,11 +57,18 @@ def test_prepared(tmp_path):
     other = b"".join(path.read_bytes() for path in sorted((tmp_path / "other").glob("*.uint16")))
     assert other == data
 
+    lines = [json.dumps({"text": text, "id": 1}) for text in texts]
+    (tmp_path / "texts.jsonl").write_text("\n".join(lines) + "\n\n")
+    result = prepare(tmp_path, "lines --text texts.jsonl --tokenizer tokens/tokenizer.json")
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "lines" / "000000.uint16").read_bytes() == data
+
 
 def test_bad_input(tmp_path, shell):
     (tmp_path / "text").write_text("hello\n")
     (tmp_path / "latin1").write_bytes(b"gr\xfcn\n")
     save_tokenizer(tmp_path / "tokenizer.json", 10)  # without END
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": 1}\n')
     not_utf_8 = "--text latin1 is not UTF-8: convert it, such as with iconv"
     for options, status, message in [
         (f"{tmp_path} --text text", 2, f"{tmp_path} exists: name another folder, or delete it"),
@@ -70,6 +78,7 @@ def test_bad_input(tmp_path, shell):
         ("tokens --text text --tokenizer tokenizer.json", 1, f"--tokenizer has no token {END}: "),
         ("text/tokens --text text", 1, "cannot write text/tokens: "),
         ("tokens --text text latin1", 1, not_utf_8),
+        ("tokens --text a.jsonl", 1, "--text a.jsonl, line 2 is not like "),
     ]:
         result = prepare(tmp_path, options)
         assert result.returncode == status and message in result.stderr.splitlines()[-1]
@@ -79,6 +88,7 @@ def test_bad_input(tmp_path, shell):
         "no tokens in --data tokens: start gpt/prepare_tokens.py first"
     )
     assert prepare(tmp_path, "tokens --text text").returncode == 0
+    shell.ranks("gpt/documents.py --end_token EOS").fails("it has no token EOS: set --end_token")
     shell.ranks("gpt/tokens.py").fails("--data has 0 chunks: 1024 are for validation, add text")
     shard = tmp_path / "tokens" / "000000.uint16"
     (tmp_path / "tokens" / "1.uint16").symlink_to("gone")
@@ -105,7 +115,10 @@ def write_tokens(folder, chunks, context):
     folder.mkdir()
     save_tokenizer(folder / "tokenizer.json", 300)
     random = torch.Generator().manual_seed(0)
-    tokens = torch.randint(300, [chunks * context + 1], generator=random).to(torch.uint16)
+    size = chunks * context + 1
+    tokens = torch.randint(300, [size], generator=random).to(torch.uint16)
+    tokens[torch.rand(size, generator=random) < 0.1] = 0  # ends of documents
+    tokens[5 * context : 6 * context] = 0  # without a target that counts
     # A chunk's last target is the first token of the next one, so the shards overlap by it.
     ends = [0, chunks // 4, chunks * 2 // 3, chunks]
     for number, (start, end) in enumerate(pairwise(ends)):

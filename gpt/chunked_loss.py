@@ -1,0 +1,622 @@
+"""Pretrain a Llama with a chunked loss, with the same command on each node (HOST is one of them):
+
+    torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=HOST:29400 \
+        gpt/chunked_loss.py 50 10 --data FOLDER
+
+Trains for 50 epochs and saves a snapshot every 10. Started again, it resumes from the snapshot;
+to start afresh, delete the folder or name another one with --snapshot_path.
+It learns the tokens that gpt/prepare_tokens.py has written into the folder after --data.
+"""
+
+import argparse
+import contextlib
+import functools
+import math
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+import zlib
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.nn.functional as F
+from tokenizers import Tokenizer
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, DistributedSampler, Subset
+from tqdm import tqdm
+
+SNAPSHOT_NAMES = f"epoch_{4 * '[0-9]'}_sample_{12 * '[0-9]'}"  # a glob pattern
+
+
+def rotate(x):
+    """Rotary positions of queries or keys, from and to shape (batch, head, time, head_size)."""
+    head_size = x.shape[3]
+    frequencies = 10_000 ** (-torch.arange(0, head_size, 2, device=x.device) / head_size)
+    positions = torch.arange(x.shape[2], device=x.device)
+    angles = torch.outer(positions, frequencies)  # in radians, (time, head_size / 2)
+    cos = angles.cos()
+    sin = angles.sin()
+    first, second = x.chunk(2, dim=3)  # a pair is one channel of each half
+    rotated = torch.cat([first * cos - second * sin, first * sin + second * cos], 3)
+    return rotated.type_as(x)
+
+
+class Attention(nn.Module):
+    """Causal self-attention with grouped queries, from and to shape (batch, time, n_embd)."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.head_size = config.n_embd // config.n_head
+        kv_size = config.n_kv_head * self.head_size
+        self.q_proj = nn.Linear(config.n_embd, config.n_embd, bias=False)
+        self.k_proj = nn.Linear(config.n_embd, kv_size, bias=False)
+        self.v_proj = nn.Linear(config.n_embd, kv_size, bias=False)
+        self.o_proj = nn.Linear(config.n_embd, config.n_embd, bias=False)
+
+    def forward(self, x):
+        heads = (-1, self.head_size)
+        q = self.q_proj(x).unflatten(2, heads).transpose(1, 2)  # (batch, n_head, time, head_size)
+        k = self.k_proj(x).unflatten(2, heads).transpose(1, 2)  # with n_kv_head heads
+        v = self.v_proj(x).unflatten(2, heads).transpose(1, 2)
+        q = rotate(q)
+        k = rotate(k)
+        attention = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return self.o_proj(attention.transpose(1, 2).flatten(2))
+
+
+class MLP(nn.Module):
+    """An MLP with a gate (SwiGLU), from and to shape (batch, time, n_embd)."""
+
+    def __init__(self, n_embd):
+        super().__init__()
+        n_hidden = math.ceil(n_embd * 8 / 3 / 128) * 128  # 8/3, not 4: three matrices, not two
+        self.gate_proj = nn.Linear(n_embd, n_hidden, bias=False)
+        self.up_proj = nn.Linear(n_embd, n_hidden, bias=False)
+        self.down_proj = nn.Linear(n_hidden, n_embd, bias=False)
+
+    def forward(self, x):
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Block(nn.Module):
+    """Causal self-attention and an MLP, from and to shape (batch, time, n_embd)."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.input_layernorm = nn.RMSNorm(config.n_embd, eps=1e-6)
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = nn.RMSNorm(config.n_embd, eps=1e-6)
+        self.mlp = MLP(config.n_embd)
+
+    def forward(self, x):
+        x = x + self.self_attn(self.input_layernorm(x))
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Head(nn.Linear):
+    """Returns its input, and its weight as FSDP has gathered it: the loss multiplies them."""
+
+    def forward(self, x):
+        return x, self.weight
+
+
+class GPT(nn.Module):
+    """Maps tokens (batch, time) to factors of the logits, (batch, time, n_embd) and a matrix."""
+
+    def __init__(self, config, vocab_size):
+        super().__init__()
+        self.shape = f"n_layer={config.n_layer}, n_head={config.n_head}"
+        self.shape += f", n_embd={config.n_embd}, context={config.context}"
+        self.shape += f", {vocab_size=}"
+        self.shape += f", n_kv_head={config.n_kv_head}"
+        self.context = config.context
+        self.recompute = config.recompute
+        self.vocab_size = vocab_size
+        padded_vocab_size = math.ceil(vocab_size / 128) * 128  # which GPUs multiply faster
+        self.model = nn.ModuleDict()  # the names are those of Llama in transformers
+        self.model["embed_tokens"] = nn.Embedding(padded_vocab_size, config.n_embd)
+        self.model["layers"] = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.model["norm"] = nn.RMSNorm(config.n_embd, eps=1e-6)
+        self.lm_head = Head(config.n_embd, padded_vocab_size, bias=False)
+        num_embeddings = padded_vocab_size * config.n_embd
+        num_params = sum(p.numel() for p in self.parameters()) - num_embeddings
+        attention = 12 * config.n_layer * config.n_embd * config.context
+        self.flops_per_token = 6 * num_params + attention  # PaLM, appendix B
+
+    @torch.no_grad()
+    def init_weights(self, seed):
+        """As in GPT-2: random matrices, and smaller ones where they add to the residual stream."""
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 1:
+                parameter.fill_(0.0 if name.endswith("bias") else 1.0)  # norms multiply by 1
+                continue
+            std = 0.02
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                std /= math.sqrt(2 * len(self.model["layers"]))
+            # Each matrix has a seed of its own: a rank can draw those it needs, in any order.
+            generator = torch.Generator(parameter.device)
+            generator.manual_seed(seed + zlib.crc32(name.encode()))
+            # Each rank draws the whole matrix, equal on any number of ranks, and keeps its shard.
+            matrix = torch.empty(parameter.shape, device=parameter.device)
+            matrix.normal_(std=std, generator=generator)
+            mesh, placements = parameter.device_mesh, parameter.placements
+            parameter.copy_(distribute_tensor(matrix, mesh, placements, src_data_rank=None))
+
+    def forward(self, tokens):
+        x = self.model["embed_tokens"](tokens)
+        for block in self.model["layers"]:
+            x = checkpoint(block, x, use_reentrant=False) if self.recompute else block(x)
+        return self.lm_head(self.model["norm"](x))
+
+    @torch.no_grad()
+    def generate(self, tokenizer, prompt, max_new_tokens):
+        """Returns `prompt` and a continuation of `max_new_tokens`, sampled from the model."""
+        tokens = torch.tensor([tokenizer.encode(prompt).ids], device=self.lm_head.weight.device)
+        for _ in range(max_new_tokens):
+            visible = tokens[:, -self.context :]
+            length = visible.shape[1]
+            padded = F.pad(visible, (0, self.context - length))  # always of the same shape
+            logits = F.linear(*self(padded))[0, length - 1, : self.vocab_size]
+            next_token = logits.softmax(0).multinomial(1)
+            tokens = torch.cat([tokens, next_token[None]], 1)
+        return tokenizer.decode(tokens[0].tolist())
+
+
+class TextDataset(Dataset):
+    """Chunks of `context` tokens of a file; a chunk's target is the same chunk one token later."""
+
+    def __init__(self, path, context, vocab_size):
+        self.path = path
+        self.context = context
+        self.vocab_size = vocab_size
+        dtype = getattr(torch, path.suffix[1:])  # uint16 or uint32
+        size = path.stat().st_size // dtype.itemsize
+        self.tokens = torch.from_file(str(path), size=size, dtype=dtype)  # read where it is used
+
+    def __reduce__(self):  # to a data worker that is not forked, which maps the file, too
+        return TextDataset, (self.path, self.context, self.vocab_size)
+
+    def __len__(self):
+        return max(0, len(self.tokens) - 1) // self.context
+
+    def __getitem__(self, index):
+        start = index * self.context
+        tokens = self.tokens[start : start + self.context + 1].long()
+        if tokens.max() >= self.vocab_size:
+            sys.exit(f"{self.path} has token {tokens.max()}, tokenizer.json only {self.vocab_size}")
+        return tokens[:-1], tokens[1:]
+
+
+def next_token_loss(logits, targets):
+    """Returns the mean cross-entropy of logits (batch, time, vocab) and tokens (batch, time)."""
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def chunk_loss(loss_fn, weight, x, targets):
+    return loss_fn(F.linear(x, weight), targets)
+
+
+def chunked_loss(loss_fn, vocab_size, num_chunks, output, targets):
+    """Returns the mean of `loss_fn` over chunks of the time axis; each makes its logits twice."""
+    x, weight = output
+    weight = weight[:vocab_size]  # without its padding
+    chunks = zip(x.chunk(num_chunks, 1), targets.chunk(num_chunks, 1), strict=True)
+    losses = [checkpoint(chunk_loss, loss_fn, weight, *c, use_reentrant=False) for c in chunks]
+    return torch.stack(losses).mean()
+
+
+class ResumableSampler(DistributedSampler):
+    """Yields this rank's shard of the samples of an epoch, from sample `samples_run` on."""
+
+    def set_position(self, epoch, samples_run):
+        self.epoch = epoch
+        self.samples_run = samples_run
+
+    def __iter__(self):
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        order = torch.randperm(len(self.dataset), generator=generator)
+        for start in range(self.samples_run, len(order), self.num_replicas):
+            yield order[(start + self.rank) % len(order)].item()  # pads with the first samples
+
+
+def start_own_session(worker_id):
+    """Keeps signals from a data worker: torchrun sends them to the rank's whole process group."""
+    os.setsid()
+
+
+class Trainer:
+    """Trains `model`, already on `device`, for `args.total_epochs`; resumes if a snapshot exists.
+
+    A snapshot is a folder: each rank saves its own part of `model` and `optimizer`, and
+    `epochs_run`, the number of completed epochs and so the index of the next one.
+    Of that next epoch, the first `samples_run` samples are trained already, with mean loss `loss`.
+    """
+
+    def __init__(self, model, train_loader, val_loader, loss_fn, optimizer, device, args):
+        self.model = model
+        self.train_loader = train_loader
+        self.val_loader = val_loader
+        self.loss_fn = loss_fn
+        self.optimizer = optimizer
+        self.device = device
+        self.args = args
+        self.is_main = dist.get_rank() == 0  # logs for all ranks
+        self.shape = model.shape
+        self.order = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # which decide it
+        files = [(path.name, path.stat().st_size) for path in sorted(args.data.glob("*.uint*"))]
+        self.order += f" of files {zlib.crc32(str(files).encode()):08x}"
+        self.epochs_run = 0
+        self.samples_run = 0
+        self.loss = 0.0
+        self.steps = 0
+        self.stop_requested = False
+        self.check_every = 1  # steps
+        self.next_check = 1  # the step
+        self.checked_at = time.monotonic()
+        self.rng = torch.default_generator  # that dropout draws from
+        if device.type == "cuda":
+            self.rng = torch.cuda.default_generators[device.index]
+        self.flops_per_token = model.flops_per_token
+        self.tokens = 0  # so far, on this rank
+        self.start_time = time.perf_counter()
+        self._restart_clock()
+        use_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=use_bfloat16)
+        self.total_loss = torch.zeros((), device=device)  # of the epoch's samples so far
+        self.snapshot = None
+        with contextlib.suppress(FileNotFoundError):  # of the first run
+            folders = [f for f in Path(args.snapshot_path).iterdir() if f.match(SNAPSHOT_NAMES)]
+            # .metadata is written last: only complete snapshots have it.
+            complete = [folder for folder in folders if ".metadata" in os.listdir(folder)]
+            self.snapshot = max(complete, default=None)
+        self._ensure_same_start()
+        if self.snapshot:
+            self._load_snapshot(self.snapshot)
+        for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, self._request_stop)
+
+    def _request_stop(self, signum, frame):
+        self.stop_requested = True
+
+    def _any_rank_stops(self):
+        """Returns whether a signal has reached any of the ranks. All of them must call it."""
+        step_s = (time.monotonic() - self.checked_at) / self.check_every
+        values = torch.tensor([float(self.stop_requested), step_s], device=self.device)
+        dist.all_reduce(values, dist.ReduceOp.MAX)
+        stop, step_s = values.tolist()  # waits for the GPU, so not in every step
+        self.check_every = int(1 / min(max(step_s, 0.01), 1))  # about once in a second
+        self.next_check += self.check_every
+        self.checked_at = time.monotonic()
+        return stop > 0
+
+    def _ensure_same_start(self):
+        """Exits if not all nodes have the newest snapshot, or the same data."""
+        starts = [None] * dist.get_world_size()
+        dist.all_gather_object(starts, (self.snapshot and self.snapshot.name, self.order))
+        if len(set(starts)) > 1:
+            sys.exit(f"ranks start at {starts}: share or copy the snapshot and data, use one seed")
+
+    def _learning_rate(self):
+        """Rises from a tenth of its maximum during the warm-up, then falls to a tenth."""
+        epochs = self.epochs_run + self.samples_run / len(self.train_loader.dataset)
+        progress = epochs / self.args.total_epochs  # from 0 to 1
+        warmup = 0.1
+        if self.args.warmup_steps:
+            warmup = self.args.warmup_steps / (len(self.train_loader) * self.args.total_epochs)
+        if progress < warmup:
+            return self.args.learning_rate * (0.1 + 0.9 * progress / warmup)
+        cosine = 0.55 + 0.45 * math.cos(math.pi * (progress - warmup) / (1 - warmup))
+        return self.args.learning_rate * cosine
+
+    def _run_batch(self, inputs, targets):
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._learning_rate()
+        self.optimizer.zero_grad()
+        with self.autocast:
+            loss = self.loss_fn(self.model(inputs), targets)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.total_loss += loss.detach() * len(inputs)
+        self.samples_run += len(inputs) * dist.get_world_size()
+        self.tokens += inputs.numel()
+
+    @torch.no_grad()
+    def _evaluate(self):
+        """Logs the mean loss on the validation set, sharded over the ranks, and the speed."""
+        throughput = self._throughput(self.tokens - self.tokens_before, self.time_before)
+        self.model.eval()
+        total_loss = torch.zeros((), device=self.device)
+        for inputs, targets in self.val_loader:
+            with self.autocast:
+                loss = self.loss_fn(self.model(inputs.to(self.device)), targets.to(self.device))
+            total_loss += loss * len(inputs)
+        dist.all_reduce(total_loss)
+        val_loss = total_loss.item() / (len(self.val_loader.sampler) * dist.get_world_size())
+        self.model.train()
+        self._log(f"val loss {val_loss:.4g}, {throughput}")
+        self._restart_clock()
+
+    def _restart_clock(self):
+        """Leaves what came before, such as an evaluation, out of the next speed that is logged."""
+        self.tokens_before = self.tokens
+        self.time_before = time.perf_counter()
+
+    def _throughput(self, tokens, start_time):
+        """Formats tokens per second since `start_time`, and the MFU if a device's peak is given."""
+        tokens_per_second = tokens / (time.perf_counter() - start_time)  # of a rank
+        throughput = f"{tokens_per_second * dist.get_world_size():,.0f} tokens/s"
+        if self.args.peak_tflops:
+            flops_per_second = tokens_per_second * self.flops_per_token
+            throughput += f", MFU {flops_per_second / (self.args.peak_tflops * 1e12):.1%}"
+        return throughput
+
+    def _run_epoch(self, epoch):
+        """Trains the rest of an epoch and sets `self.loss` to its mean loss per sample."""
+        # A resumed run must have the same sample order and dropout as an unbroken one.
+        self.train_loader.sampler.set_position(epoch, self.samples_run)
+        torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
+        for inputs, targets in self.train_loader:
+            samples_seen = epoch * len(self.train_loader.dataset) + self.samples_run
+            self.rng.manual_seed(self.args.seed + samples_seen + dist.get_rank())
+            inputs = inputs.to(self.device, non_blocking=True)
+            targets = targets.to(self.device, non_blocking=True)
+            self._run_batch(inputs, targets)
+            self.steps += 1
+            stop = self.steps == self.next_check and self._any_rank_stops()
+            save = self.steps % self.args.save_every_steps == 0
+            if self.steps % self.args.eval_every_steps == 0 and not stop:
+                self._evaluate()
+            if stop or (save and self.samples_run < len(self.train_loader.dataset)):
+                self.loss = self._mean_loss()
+                self._save_snapshot()
+            if stop:
+                dist.barrier()  # no rank ends before the snapshot is complete
+                dist.destroy_process_group()
+                sys.exit("stopped by a signal")
+        self.loss = self._mean_loss()
+
+    def _mean_loss(self):
+        """Returns the mean loss per sample of the epoch so far."""
+        total_loss = self.total_loss.clone()
+        dist.all_reduce(total_loss)  # the sum over all ranks
+        return total_loss.item() / self.samples_run
+
+    def _state_dict(self):
+        """Returns what a snapshot holds, with the tensors in use, not copies of them."""
+        options = StateDictOptions(flatten_optimizer_state_dict=True)  # by the weights' names
+        model_state, optimizer_state = get_state_dict(self.model, self.optimizer, options=options)
+        return {
+            "model": model_state,
+            "optimizer": optimizer_state,
+            "shape": self.shape,
+            "epochs_run": self.epochs_run,
+            "samples_run": self.samples_run,
+            "loss": self.loss,
+        }
+
+    def _save_snapshot(self):
+        states = [self.model.state_dict(), *self.optimizer.state.values()]
+        tensors = [value for state in states for value in state.values() if torch.is_tensor(value)]
+        shards = [t.to_local() if isinstance(t, DTensor) else t for t in tensors]
+        finite = math.isfinite(self.loss) and all(shard.isfinite().all() for shard in shards)
+        finite = torch.tensor(float(finite), device=self.device)
+        dist.all_reduce(finite, dist.ReduceOp.MIN)  # each rank has other shards
+        if not finite:
+            sys.exit("cannot save: the loss or a weight is nan or inf; lower the learning rate?")
+        if self.is_main:
+            for folder in Path(self.args.snapshot_path).glob(SNAPSHOT_NAMES):
+                if folder != self.snapshot:  # an older one, or one that a kill has cut short
+                    shutil.rmtree(folder)
+        name = f"epoch_{self.epochs_run:04}_sample_{self.samples_run:012}"
+        path = Path(self.args.snapshot_path, name)
+        try:
+            dcp.save({**self._state_dict(), "order": self.order}, checkpoint_id=path)
+        except dcp.CheckpointException as error:
+            sys.exit(f"cannot save {path}: disk full, or file used by another run? {error!r:.150}")
+        self.snapshot = path
+        trained = f"epoch {self.epochs_run} + {self.samples_run} samples"
+        self._log(f"{trained} | loss {self.loss:.4g} | saved {path}")
+        self._restart_clock()
+
+    def _load_snapshot(self, path):
+        try:
+            snapshot = {"shape": "", "order": ""}
+            planner = dcp.DefaultLoadPlanner(allow_partial_load=True)  # older ones lack the order
+            dcp.load(snapshot, checkpoint_id=path, planner=planner)
+            order = snapshot.get("order", "")
+            if snapshot["shape"] != self.shape:
+                raise ValueError(f"saved by a model of {snapshot['shape']}, not {self.shape}")
+            snapshot = self._state_dict()
+            dcp.load(snapshot, checkpoint_id=path)  # into the tensors in use
+            self.epochs_run = snapshot["epochs_run"]
+            self.samples_run = snapshot.get("samples_run", 0)
+            if self.samples_run > 0 and not order:
+                self._log("the snapshot does not name its seed and data: they must be the same now")
+            elif self.samples_run > 0 and order != self.order:
+                raise ValueError(f"it ends within an epoch of {order}, not of {self.order}")
+            self.loss = snapshot.get("loss", 0.0)
+            self.total_loss.fill_(self.loss * self.samples_run / dist.get_world_size())
+        except (Exception, dcp.CheckpointException) as error:
+            sys.exit(f"cannot load {path}: move it or set another --snapshot_path\n{error!r}")
+
+    def _log(self, message):
+        if not self.is_main:
+            return
+        tqdm.write(f"{message}\n", end="")  # one write: processes may share a log
+
+    def train(self):
+        total = self.args.total_epochs
+        steps = len(self.train_loader)
+        if steps == 0:
+            sys.exit("there is no batch to train with: is the data set empty?")
+        where = f"{self.device} of {socket.gethostname()}"
+        self._log(f"{self.epochs_run} of {total} epochs done, {steps} steps per epoch, on {where}")
+        if self.epochs_run >= total:
+            self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
+        epochs = range(self.epochs_run, total)
+        # With disable=None, tqdm shows the bar on a terminal only.
+        progress = tqdm(epochs, unit="epoch", disable=None if self.is_main else True)
+        for epoch in progress:
+            self._run_epoch(epoch)
+            progress.set_postfix(loss=f"{self.loss:.4g}")
+            self.epochs_run = epoch + 1
+            self.samples_run = 0
+            self.total_loss.zero_()
+            save = self.steps % self.args.save_every_steps == 0  # due in the epoch's last step
+            if save or self.epochs_run % self.args.save_every == 0 or self.epochs_run == total:
+                if self.epochs_run == total and self.steps % self.args.eval_every_steps != 0:
+                    self._evaluate()
+                self._save_snapshot()
+        throughput = self._throughput(self.tokens, self.start_time)
+        self._log(f"{throughput} in all, with evaluations and snapshots")
+
+
+def parse_args():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("total_epochs", nargs="?", type=int, default=50)
+    parser.add_argument("save_every", nargs="?", type=int, default=10, help="epochs per snapshot")
+    parser.add_argument("--save_every_steps", type=int, default=100, help="steps per snapshot")
+    parser.add_argument("--eval_every_steps", type=int, default=1000, help="steps per evaluation")
+    parser.add_argument("--val_tokens", type=int, default=65536, help="the end, never trained on")
+    parser.add_argument("--batch_size", type=int, default=32, help="per device")
+    parser.add_argument("--data", type=Path, default="tokens", help="of gpt/prepare_tokens.py")
+    parser.add_argument("--n_layer", type=int, default=4)
+    parser.add_argument("--n_head", type=int, default=2)
+    parser.add_argument("--n_kv_head", type=int, default=1, help="heads of keys and values")
+    parser.add_argument("--n_embd", type=int, default=128)
+    parser.add_argument("--context", type=int, default=64, help="in tokens")
+    parser.add_argument("--learning_rate", type=float, default=1e-3)
+    parser.add_argument("--warmup_steps", type=int, help="default: a tenth of the training")
+    parser.add_argument("--loss_chunks", type=int, default=8, help="of the logits, one at a time")
+    parser.add_argument("--recompute", action="store_true", help="activations: saves memory")
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--peak_tflops", type=float, help="of a device, to log the MFU")
+    parser.add_argument("--generate", type=int, default=100, help="tokens at the end, 0 for none")
+    parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
+    parser.add_argument("--snapshot_path", default="snapshot", help="a folder")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    if "LOCAL_RANK" not in os.environ:
+        parser.error("start this script with torchrun, as its first lines show")
+    if min(args.total_epochs, args.save_every, args.batch_size) < 1 or args.num_workers < 0:
+        parser.error("epochs and batch size must be 1 or more, --num_workers 0 or more")
+    if args.save_every_steps < 1:
+        parser.error("--save_every_steps must be 1 or more")
+    if min(args.n_layer, args.n_head, args.n_embd, args.context) < 1 or args.n_embd % args.n_head:
+        parser.error("the model's sizes must be 1 or more, and --n_head divide --n_embd")
+    if args.n_kv_head < 1 or args.n_head % args.n_kv_head or args.n_embd // args.n_head % 2:
+        parser.error("--n_kv_head must divide --n_head, and --n_embd / --n_head be even")
+    if args.loss_chunks < 1 or args.context % args.loss_chunks:
+        parser.error("--loss_chunks must be 1 or more, and divide --context")
+    if not 0 < args.learning_rate < math.inf:
+        parser.error("--learning_rate must be more than 0")
+    if args.generate < 0:
+        parser.error("--generate must be 0 or more")
+    if args.eval_every_steps < 1 or args.val_tokens < args.context:
+        parser.error("--eval_every_steps must be 1 or more, --val_tokens at least --context")
+    if args.warmup_steps is not None and args.warmup_steps < 1:
+        parser.error("--warmup_steps must be 1 or more")
+    if args.peak_tflops is not None and not 0 < args.peak_tflops < math.inf:
+        parser.error("--peak_tflops must be more than 0")
+    if not args.snapshot_path or not os.access(os.path.dirname(args.snapshot_path) or ".", os.W_OK):
+        parser.error(f"cannot write {args.snapshot_path}: create its folder, or set another path")
+    if os.path.isfile(args.snapshot_path):
+        parser.error(f"--snapshot_path {args.snapshot_path} is a file: name a folder")
+    if args.total_epochs > 9999:
+        parser.error("total_epochs must be 9999 or less: names of snapshots have four digits")
+    if not (args.data / "tokenizer.json").is_file() or not list(args.data.glob("*.uint*")):
+        parser.error(f"no tokens in --data {args.data}: start gpt/prepare_tokens.py first")
+    return args
+
+
+def configure_optimizer(model, learning_rate):
+    """AdamW, with weight decay for matrices but not for biases and norms."""
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    vectors = [p for p in model.parameters() if p.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, learning_rate, betas=(0.9, 0.95), fused=matrices[0].is_cuda)
+
+
+@record  # torchrun then shows the traceback of the rank that failed first
+def main(args):
+    local_rank = int(os.environ["LOCAL_RANK"])
+    rank = f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}"
+    print(f"{rank} starts on {socket.gethostname()} ({torch.cuda.device_count()} GPUs)\n", end="")
+    if torch.cuda.is_available():
+        if local_rank >= torch.cuda.device_count():
+            sys.exit(f"{socket.gethostname()} has too few GPUs: lower --nproc_per_node")
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    torch.manual_seed(args.seed)
+    try:
+        tokenizer = Tokenizer.from_file(str(args.data / "tokenizer.json"))
+        vocab_size = max(tokenizer.get_vocab().values()) + 1
+        if args.generate > 0 and not tokenizer.encode("\n").ids:
+            raise ValueError("it has no token for the end of a line: set --generate 0")
+        files = sorted(args.data.glob("*.uint*"))
+        text = ConcatDataset([TextDataset(path, args.context, vocab_size) for path in files])
+    except Exception as error:
+        sys.exit(f"cannot read --data {args.data}: {error}")
+    val_chunks = args.val_tokens // args.context
+    if len(text) <= val_chunks:
+        sys.exit(f"--data has {len(text)} chunks: {val_chunks} are for validation, add text")
+    dataset = Subset(text, range(len(text) - val_chunks))
+    with torch.device("meta"):  # shapes, but no memory
+        model = GPT(args, vocab_size)
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("dp",))
+    fsdp_config = {"mesh": mesh["dp"]}
+    if torch.cuda.is_bf16_supported(including_emulation=False):
+        fsdp_config["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)
+    for block in model.model["layers"]:
+        fully_shard(block, **fsdp_config)
+    head = [model.model["norm"], model.lm_head]
+    fully_shard(head, **fsdp_config, reshard_after_forward=False)
+    fully_shard(model, **fsdp_config)
+    model.to_empty(device=device)  # memory for this rank's shards
+    model.init_weights(args.seed)
+    if args.compile:
+        torch.set_float32_matmul_precision("high")  # TF32 for products of float32 matrices
+        for block in model.model["layers"]:  # equal blocks share one compilation
+            block.compile()
+    optimizer = configure_optimizer(model, args.learning_rate)
+    loss_fn = torch.compile(next_token_loss) if args.compile else next_token_loss
+    loss_fn = functools.partial(chunked_loss, loss_fn, vocab_size, args.loss_chunks)
+    sampler = ResumableSampler(dataset, seed=args.seed)
+    train_loader = DataLoader(
+        dataset,
+        args.batch_size,
+        sampler=sampler,
+        num_workers=args.num_workers,
+        worker_init_fn=start_own_session,
+        pin_memory=device.type == "cuda",
+    )
+    val_set = Subset(text, range(len(dataset), len(text)))
+    val_sampler = DistributedSampler(val_set, shuffle=False)
+    val_loader = DataLoader(val_set, args.batch_size, sampler=val_sampler)
+    Trainer(model, train_loader, val_loader, loss_fn, optimizer, device, args).train()
+    if args.generate > 0:
+        generated = model.generate(tokenizer, "\n", args.generate)
+        if dist.get_rank() == 0:
+            print(generated)
+    time.sleep(0.1)  # gloo may abort at exit without it (see pytorch#190489, the comments)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(parse_args())
