@@ -1,5 +1,6 @@
 """gpt/llama.py: the Llama of transformers, trained here and exported as the page tells."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,7 @@ def test_exported(shell, monkeypatch, n_kv_head):
     options = "--learning_rate 0.02"
     start(shell, 2, "llama", options=options, n_kv_head=n_kv_head).succeeds()
     monkeypatch.chdir(shell.folder)
+    monkeypatch.setattr("sys.argv", ["export.py", "llama", "tokens", "exported"])
     exec(EXPORT, {})
     exported = AutoModelForCausalLM.from_pretrained("exported")
     model = GPT(gpt_config(2, 4, 32, CONTEXT, n_kv_head=n_kv_head), 300)
@@ -80,6 +82,12 @@ def test_exported(shell, monkeypatch, n_kv_head):
     tokenizer = AutoTokenizer.from_pretrained("exported")
     assert tokenizer.eos_token_id == exported.config.eos_token_id == 0
     assert tokenizer.decode(tokenizer("abc  hgf\n").input_ids) == "abc  hgf\n"
+    chat = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "c"}]
+    text = tokenizer.apply_chat_template(chat, tokenize=False)
+    assert text == "<|user|>ab<|endoftext|><|assistant|>c<|endoftext|>"
+    special = {"<|user|>": 2, "<|assistant|>": 3, "<|endoftext|>": 0}
+    ids = tokenizer(text).input_ids
+    assert [i for i in ids if i < 4] == [special[t] for t in re.findall(r"<.*?>", text)]
     text = exported.generate(tokens[:1, :3], max_new_tokens=5, do_sample=False)
     with torch.no_grad():
         expected = model(text[:, :-1]).argmax(2)

@@ -22,7 +22,7 @@ def prepare(folder, options):
 
 def test_prepared(tmp_path):
     """Decoded, the shards are the text; and a tokenizer that exists can be used."""
-    texts = ["Ein Satz.\n" * 1000, "Größe, 你好\n" * 500]
+    texts = ["Ein Satz, 2026.\n" * 1000, "Größe, 你好\n" * 500]
     for number, text in enumerate(texts):
         (tmp_path / f"{number}.txt").write_text(text)
     options = "--text 0.txt 1.txt --vocab_size 300 --shard_tokens"
@@ -36,6 +36,7 @@ def test_prepared(tmp_path):
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokens" / "tokenizer.json"))
     text = tokenizer.decode(tokens, skip_special_tokens=False)
     assert text == "".join(text + END for text in texts)
+    assert tokenizer.encode("2026<|user|>").tokens == ["2", "0", "2", "6", "<|user|>"]
     dataset = TextDataset(shards[0], 10, 300)
     assert [chunk.tolist() for chunk in dataset[3]] == [tokens[30:40], tokens[31:41]]
     assert len(pickle.dumps(dataset)) < 1000  # what a worker gets is not the tokens
@@ -56,7 +57,7 @@ def test_bad_input(tmp_path, shell):
     for options, message in [
         (f"{tmp_path} --text text", f"{tmp_path} exists: name another folder, or delete it"),
         ("tokens --text missing", "cannot read --text missing"),
-        ("tokens --text text --vocab_size 256", "--vocab_size must be 257 or more"),
+        ("tokens --text text --vocab_size 259", "--vocab_size must be 260 or more"),
     ]:
         result = prepare(tmp_path, options)
         assert result.returncode == 2 and message in result.stderr.splitlines()[-1]
