@@ -2,8 +2,7 @@
 
 Writes FOLDER/tokenizer.json, and FOLDER/000000.uint16 and so on: the numbers of the tokens, of 16
 bits each, or of 32 (.uint32) for a vocabulary above 65,536. After each file of the text comes the
---end_token. Without --tokenizer, it first trains one on the text: byte pair encoding, as in GPT-2,
-with a token for each digit and each role of a chat.
+--end_token. Without --tokenizer, it first trains one on the text: byte pair encoding, as in GPT-2.
 """
 
 import argparse
@@ -23,7 +22,10 @@ ROLES = ["<|system|>", "<|user|>", "<|assistant|>"]  # whose messages begin so i
 
 
 def train_tokenizer(paths, vocab_size, end_token):
-    """Returns a byte-level BPE tokenizer: any text can be encoded, and decoded as it was."""
+    """Returns a byte-level BPE tokenizer: any text can be encoded, and decoded as it was.
+
+    Digits are never merged, and each role of a chat has a token.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
