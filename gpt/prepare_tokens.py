@@ -20,17 +20,26 @@ from tqdm import tqdm
 
 PIECE_SIZE = 100_000  # characters
 BATCH_SIZE = 64  # pieces, which the cores share
+ROLES = ["<|system|>", "<|user|>", "<|assistant|>"]  # whose messages begin so in a chat
 
 
 def train_tokenizer(paths, vocab_size, end_token):
-    """Returns a byte-level BPE tokenizer: any text can be encoded, and decoded as it was."""
+    """Returns a byte-level BPE tokenizer: any text can be encoded, and decoded as it was.
+
+    Digits are never merged, and each role of a chat has a token.
+    """
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),  # each a token, as in Llama 2
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[end_token],
+        special_tokens=[end_token, *ROLES],
         initial_alphabet=alphabet,
         show_progress=False,
     )
@@ -110,8 +119,8 @@ def parse_args():
     args = parser.parse_args()
     if args.folder.exists():
         parser.error(f"{args.folder} exists: name another folder, or delete it")
-    if args.vocab_size < 257 or args.shard_tokens < 1:
-        parser.error("--vocab_size must be 257 or more, --shard_tokens 1 or more")
+    if args.vocab_size < 260 or args.shard_tokens < 1:
+        parser.error("--vocab_size must be 260 or more, --shard_tokens 1 or more")
     if not args.end_token:
         parser.error("--end_token must not be empty")
     for path in args.text:

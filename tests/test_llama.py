@@ -33,6 +33,7 @@ def test_exported(shell, monkeypatch, n_kv_head):
     options = f"--n_layer 2 --n_kv_head {n_kv_head} --learning_rate 0.02"
     start(shell, "llama.py", "llama", 2, options=options).succeeds()
     monkeypatch.chdir(shell.folder)
+    monkeypatch.setattr("sys.argv", ["export.py", "llama", "tokens", "exported"])
     exec(EXPORT, {})
     exported = AutoModelForCausalLM.from_pretrained("exported")
     model = GPT(gpt_config(2, 4, 32, 8, n_kv_head=n_kv_head), 300)
@@ -47,6 +48,11 @@ def test_exported(shell, monkeypatch, n_kv_head):
     tokenizer = AutoTokenizer.from_pretrained("exported")
     assert tokenizer.eos_token_id == exported.config.eos_token_id == 0
     assert tokenizer.decode(tokenizer("abc  hgf\n").input_ids) == "abc  hgf\n"
+    chat = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "c"}]
+    text = tokenizer.apply_chat_template(chat, tokenize=False)
+    assert text == "<|user|>ab<|endoftext|><|assistant|>c<|endoftext|>"
+    ids = tokenizer(text).input_ids
+    assert [i for i in ids if i < 4] == [2, 0, 3, 0]  # user, end, assistant, end
     text = exported.generate(tokens[:1, :3], max_new_tokens=5, do_sample=False)
     with torch.no_grad():
         expected = model(text[:, :-1]).argmax(2)

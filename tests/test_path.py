@@ -1,6 +1,7 @@
 """A new user's path: types every command of README and the pages, in their order, in a clone."""
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -45,9 +46,15 @@ class Row(NamedTuple):
         return self == Row(self.where, self.why)
 
 
+def code(page, number, file):
+    """Returns the row of the commands that start what a page calls `file`, a Python fence."""
+    awk = f"/^```/ {{inside = /^```python/; n += inside; next}} inside && n == {number}"
+    start = rf".*: .*(python|torchrun .*) {file}"
+    return Row(start, f"the code of {page}", before=f"awk '{awk}' docs/{page} > {file}")
+
+
 PY_SPY = "pgrep -f -- '-u barrier.py' | xargs -n 1 py-spy dump --pid"
 SLOW = "on node3 tc qdisc replace dev eth0 root tbf rate 20mbit burst 64kb latency 300ms"
-PYTHON_FENCE = "sed -n '/^```python/,/^```$/{/^```/!p}'"
 STACKS = "grep -l 'File .*timer.py' logs/timer/*/*/*/stderr.log | wc -l"
 HANGS = "0 of 50 epochs done"
 EXCEPTIONS = [
@@ -100,20 +107,13 @@ EXCEPTIONS = [
     Row("index.md: git merge-file", "a file of one's own", before="cp multinode.py mine.py"),
     Row("monitor.md: tensorboard ", "a server", until=r"to quit\)", stop=True),
     Row("verify.md: torchrun .*faulty.py", "fails, as the page says", status=1),
-    Row(
-        "verify.md: torchrun .*trace_nan.py",
-        "fails, too, with the code of the page",
-        before=f"{PYTHON_FENCE} docs/recipes/verify.md > trace_nan.py",
-        status=1,
-    ),
+    code("recipes/verify.md", 1, "trace_nan.py")._replace(status=1),  # as the page says
     Row("images.md: (Global|step 1|RuntimeError)", "test_images.py runs that"),
     Row("step_timeout.md: torchrun ", "a second terminal stops it", until="saved step_timeout.pt"),
     Row("step_timeout.md: sbatch ", "test_step_timeout.py makes that file"),
-    Row(
-        "llama.md: python export.py",
-        "with the code of the page",
-        before=f"{PYTHON_FENCE} docs/gpt/llama.md > export.py",
-    ),
+    code("gpt/llama.md", 1, "export.py"),
+    code("gpt/end_to_end.md", 1, "chats.py"),
+    code("gpt/end_to_end.md", 2, "ask.py"),
     Row("cost.md: python ", "test_cost.py does that"),
     Row("(errors|hangs).md: ", "test_hangs.py and others provoke that"),
     Row("debugging.md: torchrun .*(barrier|timer).py", "hangs", until=HANGS),
@@ -416,7 +416,8 @@ def clone(tmp_path):
 
 
 LAST_STAGE = pages().index("elastic_job.md") + 1
-STAGES, REST = pages()[:LAST_STAGE], pages()[LAST_STAGE:]
+END_TO_END = "gpt/end_to_end.md"
+STAGES, REST = pages()[:LAST_STAGE], [name for name in pages()[LAST_STAGE:] if name != END_TO_END]
 
 
 @pytest.mark.path
@@ -467,3 +468,26 @@ def test_cheat_sheet(tmp_path):
         assert f"ExitCode={shown}" in terminal.read() and "JobState=FAILED" in terminal.read()
     terminal.enter("exit")
     terminal.status()
+
+
+def solve(question):
+    """Returns the right answer to a question of END_TO_END, in capitals or a sum."""
+    if word := re.fullmatch(r"Write ([a-z]+) in capitals\.", question):
+        return word[1].upper()
+    a, b = re.fullmatch(r"What is (\d+) \+ (\d+)\?", question).groups()
+    return str(int(a) + int(b))
+
+
+@pytest.mark.path
+@pytest.mark.nightly
+def test_end_to_end(clone):
+    """A model that the page's commands have made answers 40 of 50 questions that are new to it."""
+    Reader(clone, END_TO_END).follow_page()
+    folder = clone / "real_run"
+    questions, answers = (
+        folder.joinpath(name).read_text().splitlines() for name in ("questions.txt", "answers.txt")
+    )
+    chats = [json.loads(line)["messages"] for line in (folder / "chats.jsonl").open()]
+    assert len(set(questions)) == 50 and not {chat[0]["content"] for chat in chats} & set(questions)
+    right = [answer == solve(question) for question, answer in zip(questions, answers, strict=True)]
+    assert sum(right) >= 40, list(zip(questions, answers, right, strict=True))

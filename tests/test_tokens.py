@@ -24,7 +24,7 @@ def prepare(folder, options):
 
 def test_prepared(tmp_path):
     """Decoded, the shards are the texts, each with one end; they begin with a byte order mark."""
-    texts = ["Ein Satz.\n" * 1000, "Größe, 你好\n" * 500, f"a{END}b\n", "a\r\nb\r\r\n"]
+    texts = ["Ein Satz, 2026.\n" * 1000, "Größe, 你好\n" * 500, f"a{END}b\n", "a\r\nb\r\r\n"]
     texts.append("abc " * 80_000)  # one line
     for number, text in enumerate(texts):
         (tmp_path / f"{number}.txt").write_text(text, encoding="utf-8-sig", newline="")
@@ -44,6 +44,7 @@ def test_prepared(tmp_path):
     assert tokens.count(tokenizer.token_to_id(END)) == len(texts)
     counts = f"{len(tokens):,} tokens of {tokenizer.get_vocab_size()} in {len(shards)} files"
     assert counts in result.stdout
+    assert tokenizer.encode("2026<|user|>").tokens == ["2", "0", "2", "6", "<|user|>"]
     dataset = TextDataset(shards[0], 10, 300)
     assert [chunk.tolist() for chunk in dataset[3]] == [tokens[30:40], tokens[31:41]]
     assert len(pickle.dumps(dataset)) < 1000  # what a worker gets is not the tokens
@@ -73,7 +74,7 @@ def test_bad_input(tmp_path, shell):
     for options, status, message in [
         (f"{tmp_path} --text text", 2, f"{tmp_path} exists: name another folder, or delete it"),
         ("tokens --text missing", 2, "cannot read --text missing"),
-        ("tokens --text text --vocab_size 256", 2, "--vocab_size must be 257 or more"),
+        ("tokens --text text --vocab_size 259", 2, "--vocab_size must be 260 or more"),
         ("tokens --text text --tokenizer missing", 1, "cannot read --tokenizer missing: "),
         ("tokens --text text --tokenizer tokenizer.json", 1, f"--tokenizer has no token {END}: "),
         ("text/tokens --text text", 1, "cannot write text/tokens: "),
