@@ -254,6 +254,7 @@ def test_calculator_in_the_page(site, monkeypatch, capsys):
             "gpu_memory": rng.choice([24, 40, 80, 141, 192]),
             "batch_size": rng.randint(1, 8),
             "context": 2 ** rng.randint(9, 15),
+            "loss_chunks": rng.choice([1, 8]),
             "compile": rng.random() < 0.5,
         }
         for _ in range(200)

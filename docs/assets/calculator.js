@@ -36,7 +36,7 @@
     return [atStart, during, embedding * (C.BFLOAT16 + C.FLOAT32)];
   }
 
-  function memory(model, samples, { shards, recompute, tp }, compiled) {
+  function memory(model, samples, { shards, recompute, tp }, compiled, chunks) {
     const weights = (C.FLOAT32 * model.params) / shards;
     let copies, atStart, during, atEnd;
     if (shards === 1) {
@@ -50,7 +50,8 @@
     const inputBytes = shards === 1 ? C.FLOAT32 : C.BFLOAT16;
     const [kept, backward] = activations(model, samples, inputBytes, recompute, tp);
     const logitBytes = compiled ? C.COMPILED_LOGITS * C.BFLOAT16 : C.LOGITS * C.FLOAT32;
-    const logits = samples * model.context * model.vocabSize * logitBytes;
+    const ofHead = chunks > 1 ? C.CHUNKED_HEAD * model.headParams * C.BFLOAT16 : 0;
+    const logits = (samples * model.context * model.vocabSize * logitBytes) / chunks + ofHead;
     const most = Math.max(kept + logits + atStart, kept + backward + during, weights + atEnd);
     return {
       weights,
@@ -101,9 +102,8 @@
     const nLayer = Math.max(1, Number(round(inBlocks / (12 * nEmbd ** 2), 0)));
     const attention = 12 * nLayer * nEmbd * context;
     const flopsPerToken = 6 * (params - embeddingParams) + attention;
-    const blockParams = inBlocks / nLayer;
     const shape = { params, context, vocabSize, nEmbd, nLayer };
-    return { ...shape, embeddingParams, headParams, blockParams, flopsPerToken };
+    return { ...shape, embeddingParams, headParams, blockParams: inBlocks / nLayer, flopsPerToken };
   }
 
   function waysToTrain(gpus) {
@@ -161,7 +161,8 @@
       return;
     }
     const values = fields.map(({ name, value }) => [name, Number(value)]);
-    const { params, gpus, gpu_memory, batch_size, context } = Object.fromEntries(values);
+    const { params, gpus, context, gpu_memory, batch_size, loss_chunks } =
+      Object.fromEntries(values);
     const model = gptOfSize(params * GB, context, C.VOCAB_SIZE);
     if (model.blockParams <= 0) {
       status.textContent = "The embedding and the head alone have more parameters.";
@@ -170,7 +171,8 @@
     status.textContent = `${model.nLayer} blocks of ${withCommas(`${model.nEmbd}`)} channels`;
     for (const way of waysToTrain(gpus)) {
       if (way.recompute && !form.elements.recompute.checked) continue;
-      const bytes = memory(model, batch_size, way, form.elements.compile.checked);
+      const { compile } = form.elements;
+      const bytes = memory(model, batch_size, way, compile.checked, loss_chunks);
       const fits = bytes.peak <= C.USABLE_MEMORY * gpu_memory * GB;
       const bar = `<span class="bar" style="--used: ${bytes.peak / gpu_memory / 1e7}%"></span>`;
       const speed = withCommas(round(tokensPerSecond(model, gpus, batch_size, way), 0));

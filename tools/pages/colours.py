@@ -209,6 +209,7 @@ FIELDS = (  # of the calculator: name, label, smallest and largest value, step, 
     ("gpu_memory", "GB per GPU", 8, 512, 1, 80),
     ("batch_size", "Samples per GPU", 1, 64, 1, 2),
     ("context", "Tokens per sample", 256, 262144, 1, 8192),
+    ("loss_chunks", "Chunks of the loss", 1, 64, 1, 1),
 )
 
 
