@@ -1,6 +1,5 @@
-// The calculator of docs/choose.md. The formulas are those of bench/memory.py, bench/scaling.py and
-// bench/calculator.py, where they are explained; tools/pages/colours.py brings the constants from
-// there, and a test compares the results.
+// The calculator of docs/choose.md. bench/memory.py, scaling.py and calculator.py explain the
+// formulas; tools/pages/colours.py brings the constants from there, and a test compares the results.
 (() => {
   const page = document.getElementById("calculator");
   const { hardware, ...C } = JSON.parse(page.querySelector("script").textContent);
@@ -160,9 +159,8 @@
       status.textContent = `${wrong.labels[0].textContent.trim()}: ${wrong.validationMessage}`;
       return;
     }
-    const values = fields.map(({ name, value }) => [name, Number(value)]);
-    const { params, gpus, context, gpu_memory, batch_size, loss_chunks } =
-      Object.fromEntries(values);
+    const values = Object.fromEntries(fields.map(({ name, value }) => [name, Number(value)]));
+    const { params, gpus, context, gpu_memory, batch_size, loss_chunks: chunks } = values;
     const model = gptOfSize(params * GB, context, C.VOCAB_SIZE);
     if (model.blockParams <= 0) {
       status.textContent = "The embedding and the head alone have more parameters.";
@@ -172,7 +170,7 @@
     for (const way of waysToTrain(gpus)) {
       if (way.recompute && !form.elements.recompute.checked) continue;
       const { compile } = form.elements;
-      const bytes = memory(model, batch_size, way, compile.checked, loss_chunks);
+      const bytes = memory(model, batch_size, way, compile.checked, chunks);
       const fits = bytes.peak <= C.USABLE_MEMORY * gpu_memory * GB;
       const bar = `<span class="bar" style="--used: ${bytes.peak / gpu_memory / 1e7}%"></span>`;
       const speed = withCommas(round(tokensPerSecond(model, gpus, batch_size, way), 0));
