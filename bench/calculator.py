@@ -120,7 +120,7 @@ def print_speed(args, model, ways):
         )
         waiting = tensor_parallel_time(H100, model, args.batch_size, tp, recompute)
         seconds += waiting * with_bubble * micro_batches / pp
-        print(f"{name:<32}{tokens:>12,}{seconds:>12.2f}{tokens / seconds:>12,.0f}")
+        print(f"{name:<32}{tokens:>12,}{seconds:>12.2f} {tokens / seconds:>11,.0f}")
 
 
 def parse_args():

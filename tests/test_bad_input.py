@@ -222,8 +222,11 @@ def test_loss_that_is_not_finite(shell, script, options):
     """No snapshot is saved; elastic_ddp.py saves none at its exit, either."""
     write_text(shell.folder / "text", 128 + VAL_CHUNKS, 8)
     job = shell.ranks(f"{script} 3 1 {options}")
-    error = "cannot save: the loss or a weight is nan or inf; lower the learning rate?"
-    job.fails(documented_error(error))
+    job.fails(
+        documented_error(
+            "cannot save: the loss or a weight is nan or inf; lower the learning rate?"
+        )
+    )
     assert "Traceback" not in job.output
     assert not [*shell.folder.glob("snapshot*")]
 

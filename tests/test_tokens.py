@@ -58,11 +58,12 @@ def test_prepared(tmp_path):
     other = b"".join(path.read_bytes() for path in sorted((tmp_path / "other").glob("*.uint16")))
     assert other == data
 
-    lines = [json.dumps({"text": text, "id": 1}) for text in texts]
+    lines = [json.dumps({"text": text, "id": 1}) for text in texts[:4]]
     (tmp_path / "texts.jsonl").write_text("\n".join(lines) + "\n\n")
     result = prepare(tmp_path, "lines --text texts.jsonl --tokenizer tokens/tokenizer.json")
     assert result.returncode == 0, result.stderr
-    assert (tmp_path / "lines" / "000000.uint16").read_bytes() == data
+    written = (tmp_path / "lines" / "000000.uint16").read_bytes()
+    assert len(written) > 10_000 and data.startswith(written)
 
 
 def test_bad_input(tmp_path, shell):
@@ -117,13 +118,13 @@ def write_tokens(folder, chunks, context):
     save_tokenizer(folder / "tokenizer.json", 300)
     random = torch.Generator().manual_seed(0)
     size = chunks * context + 1
-    tokens = torch.randint(300, [size], generator=random).to(torch.uint16)
+    tokens = torch.randint(300, [size], generator=random)
     tokens[torch.rand(size, generator=random) < 0.1] = 0  # ends of documents
     tokens[5 * context : 6 * context] = 0  # without a target that counts
     # A chunk's last target is the first token of the next one, so the shards overlap by it.
     ends = [0, chunks // 4, chunks * 2 // 3, chunks]
     for number, (start, end) in enumerate(pairwise(ends)):
-        shard = tokens[start * context : end * context + 1]
+        shard = tokens[start * context : end * context + 1].to(torch.uint16)
         (folder / f"{number}.uint16").write_bytes(shard.numpy().tobytes())
 
 
