@@ -1,6 +1,8 @@
 """Records what docs/watch.md shows, all or some: python -m tools.watch.series [FILE ...]"""
 
 import json
+import re
+import socket
 import sys
 import tempfile
 from pathlib import Path
@@ -65,7 +67,8 @@ def main():
         size = len(json.dumps(recordings[file]))
         print(f"{file}: {size:,} bytes, {recordings[file]['end'] or 'ended'}")
     kept = {file: recordings[file] for file in RUNS if file in recordings}
-    RECORDINGS.write_text(json.dumps(kept, separators=(",", ":")))
+    text = json.dumps(kept, separators=(",", ":"))
+    RECORDINGS.write_text(re.sub(rf"\b(of|on) {socket.gethostname()}\b", r"\1 laptop", text))
 
 
 if __name__ == "__main__":
