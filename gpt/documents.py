@@ -247,6 +247,7 @@ class Trainer:
         self.order = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # which decide it
         files = [(path.name, path.stat().st_size) for path in sorted(args.data.glob("*.uint*"))]
         self.order += f" of files {zlib.crc32(str(files).encode()):08x}"
+        self.order += f" and documents that end with token {model.end_id}"
         self.epochs_run = 0
         self.samples_run = 0
         self.loss = 0.0
@@ -566,6 +567,8 @@ def main(args):
             raise ValueError("it has no token for the end of a line: set --generate 0")
         files = sorted(args.data.glob("*.uint*"))
         text = ConcatDataset([TextDataset(path, args.context, vocab_size) for path in files])
+        if text.datasets[-1].tokens[-1] != end_id:
+            raise ValueError(f"the last document does not end with {args.end_token}")
     except Exception as error:
         sys.exit(f"cannot read --data {args.data}: {error}")
     val_chunks = args.val_tokens // args.context

@@ -590,7 +590,7 @@ def parse_args():
 def configure_optimizer(model, learning_rate):
     """AdamW, with weight decay for matrices but not for biases and norms."""
     experts = [p for p in model.parameters() if p.dim() == 3]  # on a mesh of their own
-    matrices = [p for p in model.parameters() if p.dim() == 2]
+    matrices = [p for p in model.parameters() if p.dim() >= 2 and p.dim() != 3]
     vectors = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
     groups.append({"params": experts, "weight_decay": 0.1})

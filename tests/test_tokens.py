@@ -91,6 +91,7 @@ def test_bad_input(tmp_path, shell):
     )
     assert prepare(tmp_path, "tokens --text text").returncode == 0
     shell.ranks("gpt/documents.py --end_token EOS").fails("it has no token EOS: set --end_token")
+    shell.ranks("gpt/documents.py --end_token a").fails("last document does not end with a")
     shell.ranks("gpt/tokens.py").fails("--data has 0 chunks: 1024 are for validation, add text")
     shard = tmp_path / "tokens" / "000000.uint16"
     (tmp_path / "tokens" / "1.uint16").symlink_to("gone")
@@ -121,6 +122,7 @@ def write_tokens(folder, chunks, context):
     tokens = torch.randint(300, [size], generator=random)
     tokens[torch.rand(size, generator=random) < 0.1] = 0  # ends of documents
     tokens[5 * context : 6 * context] = 0  # without a target that counts
+    tokens[-1] = 0
     # A chunk's last target is the first token of the next one, so the shards overlap by it.
     ends = [0, chunks // 4, chunks * 2 // 3, chunks]
     for number, (start, end) in enumerate(pairwise(ends)):

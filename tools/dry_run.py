@@ -154,6 +154,8 @@ def report(run):
     print(f"per epoch: {len(loader):,} steps, {available:,} samples")
     if needed := peak(run, isinstance(params[0], DTensor)):
         print(f"peak: {needed / 1e9:,.1f} GB in bfloat16, of {run.gpu_memory / 1e9:,.0f} GB")
+    else:
+        print("peak: not calculated for this script")
     if run.step_bytes > MAX_BYTES:
         print(f"not computed: on this machine, a step takes {run.step_bytes / 1e9:,.0f} GB")
     if min(samples, available) < sampler.num_replicas:
