@@ -116,13 +116,41 @@ def test_split_is_one_rank(shell, name):
     assert_equal_weights(shell, name, LAYOUTS[name][-1:], PLAIN_SGD, options, 5e-5)
 
 
+# In the weights' type, and for the same matrices.
+TORCH_MUON = """
+torch.Tensor.bfloat16 = lambda self: self  # to which torch's Muon would cast
+configure_adamw = script.configure_optimizer
+def configure(model, learning_rate):
+    matrices = [p for p in model.blocks.parameters() if p.dim() == 2]
+    muon = torch.optim.Muon(matrices, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    adamw = configure_adamw(model, learning_rate)
+    def step_first(optimizer, *arguments):
+        muon.param_groups[0]["lr"] = optimizer.param_groups[0]["lr"]
+        muon.step()
+        muon.zero_grad()  # AdamW then leaves them alone
+    adamw.register_step_pre_hook(step_first)
+    return adamw
+script.configure_optimizer = configure
+"""
+
+
+@pytest.mark.long
+def test_muon_is_torchs(shell):
+    """Three matrices of each shape, on fewer ranks, as many and more; 32 rows, not all alike."""
+    options = "--n_layer 3 --learning_rate 0.02"
+    layouts = [(2, "--recompute"), (3, ""), (4, "")]
+    assert_equal_weights(shell, "muon.py", layouts, FLOAT64, options, 1e-12)
+    assert_equal_weights(shell, "muon.py", [(3, "")], "", options, 5e-5)
+
+
 def val_loss(output):
     """Returns the last loss on the validation set in the log, of four digits."""
     return float(re.findall(r"val loss (\S+),", output)[-1])
 
 
 def assert_equal_weights(shell, name, layouts, setup, options, tolerance):
-    output = start(shell, reference(name), "one.pt", setup=setup, options=options).succeeds()
+    twin = setup + (TORCH_MUON if name == "muon.py" else "")
+    output = start(shell, reference(name), "one.pt", setup=twin, options=options).succeeds()
     if setup == FLOAT64:
         assert 0 < output.count("\nclipped") < STEPS
     for ranks, option in layouts:
@@ -230,6 +258,12 @@ RESUMED_LONG = {
         ("expert_parallel.py", 4, ""),
         ("moe.py", 2, ""),
     ],
+    "muon": [
+        ("muon.py", 2, ""),
+        ("muon.py", 3, "--recompute"),
+        ("muon.py", 1, ""),
+        ("muon.py", 4, ""),
+    ],
 }
 
 
@@ -241,7 +275,8 @@ def test_stopped_and_resumed_on_other_ranks(shell, runs):
     layers = " --n_layer 4" if "--pp_size" in runs[0][2] else ""
     steps = 2 * STEPS
     one_rank = reference(runs[0][0])
-    start(shell, one_rank, "one.pt", setup=FLOAT64, options=layers, steps=steps).succeeds()
+    setup = FLOAT64 + (TORCH_MUON if runs[0][0] == "muon.py" else "")
+    start(shell, one_rank, "one.pt", setup=setup, options=layers, steps=steps).succeeds()
     stops = [(3, 10), (18, 20), (21, 30)]  # step of the signal, and of the stop
     for (name, ranks, options), (signal_step, stop_step) in zip(runs, stops, strict=False):
         where = {"SIGNAL": "15", "SIGNAL_AT": f"0 {signal_step * BATCH_SIZE}"}
