@@ -81,6 +81,7 @@ DECIDING = [
     "gpt/documents.py",
     "gpt/moe.py",
     "gpt/local_sgd.py",
+    "gpt/muon.py",
     *FINETUNE,
 ]
 BATCH_SIZE = 8  # of a GPT: the samples of a global batch
@@ -100,6 +101,11 @@ def parse():
         args.sync_every, args.outer_lr, args.outer_momentum = 1, 1.0, 0.0
     return args
 script.parse_args = parse
+"""
+WITH_MUON = f"""
+import runpy
+muon = runpy.run_path({str(ROOT / "gpt" / "muon.py")!r})
+script.configure_optimizer = muon["configure_optimizer"]
 """
 # The lines of the script that a rank runs, into a file.
 TRACE = """
@@ -210,6 +216,9 @@ def prove(shell, pair):
     elif len(deciding) == 2 and "gpt/local_sgd.py" in deciding:
         setup = EVERY_STEP  # then it trains as without it
         reference = next(name for name in deciding if name != "gpt/local_sgd.py")
+    elif len(deciding) == 2 and "gpt/muon.py" in deciding:
+        reference = next(name for name in deciding if name != "gpt/muon.py")
+        more = WITH_MUON
     straight = train(shell, pair, script, setup)
     weights, expected = straight.weights(), train(shell, [reference], setup=setup + more).weights()
     assert weights.keys() == expected.keys()

@@ -44,6 +44,23 @@ def clip_and_log(parameters, max_norm, **options):
 nn.utils.clip_grad_norm_ = clip_and_log
 """
 
+# With torch's own Muon for the matrices of the blocks, in the weights' type.
+TORCH_MUON = """
+torch.Tensor.bfloat16 = lambda self: self  # to which torch's Muon would cast
+configure_adamw = script.configure_optimizer
+def configure(model, learning_rate):
+    matrices = [p for p in model.blocks.parameters() if p.dim() == 2]
+    muon = torch.optim.Muon(matrices, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    adamw = configure_adamw(model, learning_rate)
+    def step_first(optimizer, *arguments):
+        muon.param_groups[0]["lr"] = optimizer.param_groups[0]["lr"]
+        muon.step()
+        muon.zero_grad()  # AdamW then leaves them alone
+    adamw.register_step_pre_hook(step_first)
+    return adamw
+script.configure_optimizer = configure
+"""
+
 
 def write_script(shell, name, setup=""):
     return patch(shell.folder, f"gpt/{name}", SHORT_GPT + setup)
@@ -96,6 +113,7 @@ LAYOUTS = {  # ranks and options
     "llama.py": [(2, "")],
     "documents.py": [(4, "--recompute"), (2, "")],
     "chunked_loss.py": [(4, "--recompute"), (2, "--loss_chunks 2")],
+    "muon.py": [(2, "--recompute"), (4, ""), (3, "")],
 }
 
 
@@ -105,6 +123,13 @@ SHAPES = {
     "three_d.py": "--n_layer 2",
     **dict.fromkeys(LLAMA, "--n_layer 2 --n_kv_head 2"),
     "documents.py": "--n_layer 2 --n_kv_head 2 --end_token 0",
+    "muon.py": "--n_layer 3",  # three matrices of each shape, for fewer ranks and for more
+}
+# What each reference does otherwise; and how the comparison in float32 goes.
+OF_REFERENCE = {"muon.py": TORCH_MUON}
+FLOAT32 = {
+    **dict.fromkeys(LLAMA, (PLAIN_SGD, 0.1, 5e-5)),
+    "muon.py": ("", 0.02, 5e-5),  # an optimizer of its own
 }
 
 
@@ -130,17 +155,18 @@ def assert_split_is_one_rank(shell, name, layouts, change=""):
     In float64 with AdamW and clipping; and in float32 with neither, as both would hide it if the
     gradients of all steps were, say, twice too large.
     """
-    sgd_rate = 0.1 if name in LLAMA else 0.3
-    for setup, rate, tolerance in ((FLOAT64, 0.02, 1e-12), (PLAIN_SGD, sgd_rate, 5e-5)):
+    float32 = FLOAT32.get(name, (PLAIN_SGD, 0.3, 5e-5))
+    for n_setup, (setup, rate, tolerance) in enumerate([(FLOAT64, 0.02, 1e-12), float32]):
         options = f"{SHAPES.get(name, '')} --learning_rate {rate}"
-        one = f"one_{rate}"
-        output = start(shell, reference(name), one, setup=setup, options=options).succeeds()
+        one = f"one_{n_setup}"
+        twin = setup + OF_REFERENCE.get(name, "")
+        output = start(shell, reference(name), one, setup=twin, options=options).succeeds()
         if setup == FLOAT64:
             assert 0 < output.count("\nclipped") < STEPS
         else:
             layouts = layouts[-1:]
         for n, (ranks, option) in enumerate(layouts):
-            several = f"several_{n}_{rate}"
+            several = f"several_{n_setup}_{n}"
             job = start(shell, name, several, ranks, change + setup, f"{options} {option}")
             assert val_loss(job.succeeds()) == pytest.approx(val_loss(output), rel=1e-3)
             diff = weights_diff(shell, several, one)
@@ -217,6 +243,7 @@ RESUMED_LONG = {
     ],
     "llama": ["2 llama.py", "1 chunked_loss.py", "3 llama.py --recompute", "2 chunked_loss.py"],
     "documents": ["2 documents.py", "1 documents.py", "3 documents.py", "2 documents.py"],
+    "muon": ["2 muon.py", "3 muon.py --recompute", "1 muon.py", "4 muon.py"],
 }
 
 
@@ -227,7 +254,8 @@ def test_stopped_and_resumed_on_other_ranks(shell, runs):
     """Three are stopped by a signal in mid-epoch; the last trains the end."""
     first = runs[0].split()[1]
     shape = SHAPES.get(first, "")
-    start(shell, reference(first), "one", 1, FLOAT64, shape, 2 * STEPS).succeeds()
+    twin = FLOAT64 + OF_REFERENCE.get(first, "")
+    start(shell, reference(first), "one", 1, twin, shape, 2 * STEPS).succeeds()
     stops = [(3, 10), (18, 20), (21, 30), (0, 0)]  # step of the signal, and of the stop
     for run, (signal_step, stop_step) in zip(runs, stops, strict=True):
         ranks, name, *options = run.split()

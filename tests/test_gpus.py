@@ -32,7 +32,8 @@ OPTIONS = {
     "gpt/documents.py": "--end_token 0",
 }
 # The others load their snapshots as one of these does.
-RESUMED = [*SCRIPTS, "gpt/gpt.py", "gpt/dcp.py", "gpt/fsdp.py", "gpt/local_sgd.py"]
+GPT = ["gpt/gpt.py", "gpt/dcp.py", "gpt/fsdp.py", "gpt/local_sgd.py", "gpt/muon.py"]
+RESUMED = [*SCRIPTS, *GPT]
 SIZE, CONTEXT = 48, 8  # chunks of a text
 
 

@@ -74,6 +74,7 @@ GPT = [
     Step("gpt/fsdp.py", "gpt/moe.py", 70),
     Step("gpt/moe.py", "gpt/expert_parallel.py", 75),
     Step("gpt/fsdp.py", "gpt/local_sgd.py", 50),
+    Step("gpt/fsdp.py", "gpt/muon.py", 60),
     Step("gpt/fsdp.py", "gpt/finetune.py", 212),  # 103 of them are the GPT, which goes
     Step("gpt/finetune.py", "gpt/finetune_chat.py", 72),
 ]

@@ -87,6 +87,7 @@ STAGES = {
     ),
     "gpt/moe": FSDP._replace(reference="gpt/moe.py"),
     "gpt/expert_parallel": SPLIT._replace(reference="gpt/moe.py"),
+    "gpt/muon": FSDP._replace(reference="gpt/muon.py"),
 }
 
 

@@ -1,0 +1,587 @@
+"""Pretrain a GPT with Muon and FSDP, with the same command on each node (HOST is one of them):
+
+    torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=HOST:29400 \
+        gpt/muon.py 50 10
+
+Trains for 50 epochs and saves a snapshot every 10. Started again, it resumes from the snapshot;
+to start afresh, delete the folder or name another one with --snapshot_path.
+It learns the bytes of the files after --text, by default those of Python's own source code.
+"""
+
+import argparse
+import contextlib
+import math
+import os
+import re
+import shutil
+import signal
+import socket
+import sys
+import time
+import zlib
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, DistributedSampler, Subset
+from tqdm import tqdm
+
+SNAPSHOT_NAMES = f"epoch_{4 * '[0-9]'}_sample_{12 * '[0-9]'}"  # a glob pattern
+
+
+class Block(nn.Module):
+    """Causal self-attention and an MLP, from and to shape (batch, time, n_embd)."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.head_size = config.n_embd // config.n_head
+        self.norm1 = nn.LayerNorm(config.n_embd)
+        self.qkv = nn.Linear(config.n_embd, 3 * config.n_embd, bias=False)
+        self.proj = nn.Linear(config.n_embd, config.n_embd, bias=False)
+        self.norm2 = nn.LayerNorm(config.n_embd)
+        self.up = nn.Linear(config.n_embd, 4 * config.n_embd, bias=False)
+        self.down = nn.Linear(4 * config.n_embd, config.n_embd, bias=False)
+
+    def forward(self, x):
+        qkv = self.qkv(self.norm1(x)).unflatten(2, (-1, 3, self.head_size)).transpose(1, 2)
+        q, k, v = qkv.unbind(3)  # each of shape (batch, n_head, time, head_size)
+        attention = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.proj(attention.transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class GPT(nn.Module):
+    """Maps bytes of shape (batch, time) to logits of each next byte, (batch, time, 256)."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.shape = f"n_layer={config.n_layer}, n_head={config.n_head}"
+        self.shape += f", n_embd={config.n_embd}, context={config.context}"
+        self.context = config.context
+        self.recompute = config.recompute
+        self.token_embedding = nn.Embedding(256, config.n_embd)
+        self.position_embedding = nn.Embedding(config.context, config.n_embd)
+        self.blocks = nn.Sequential(*(Block(config) for _ in range(config.n_layer)))
+        self.norm = nn.LayerNorm(config.n_embd)
+        self.head = nn.Linear(config.n_embd, 256, bias=False)
+        num_embeddings = (256 + config.context) * config.n_embd
+        num_params = sum(p.numel() for p in self.parameters()) - num_embeddings
+        attention = 12 * config.n_layer * config.n_embd * config.context
+        self.flops_per_token = 6 * num_params + attention  # PaLM, appendix B
+
+    @torch.no_grad()
+    def init_weights(self, seed):
+        """As in GPT-2: random matrices, and smaller ones where they add to the residual stream."""
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 1:
+                parameter.fill_(0.0 if name.endswith("bias") else 1.0)  # norms multiply by 1
+                continue
+            std = 0.02
+            if name.endswith(("proj.weight", "down.weight")):
+                std /= math.sqrt(2 * len(self.blocks))
+            # Each matrix has a seed of its own: a rank can draw those it needs, in any order.
+            generator = torch.Generator(parameter.device)
+            generator.manual_seed(seed + zlib.crc32(name.encode()))
+            # Each rank draws the whole matrix, equal on any number of ranks, and keeps its shard.
+            matrix = torch.empty(parameter.shape, device=parameter.device)
+            matrix.normal_(std=std, generator=generator)
+            mesh, placements = parameter.device_mesh, parameter.placements
+            parameter.copy_(distribute_tensor(matrix, mesh, placements, src_data_rank=None))
+
+    def forward(self, tokens):
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.token_embedding(tokens) + self.position_embedding(positions)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.recompute else block(x)
+        return self.head(self.norm(x))
+
+    @torch.no_grad()
+    def generate(self, prompt, max_new_tokens):
+        """Returns `prompt` and a continuation of `max_new_tokens` bytes, sampled from the model."""
+        tokens = torch.tensor([list(prompt.encode())], device=self.head.weight.device)
+        for _ in range(max_new_tokens):
+            visible = tokens[:, -self.context :]
+            length = visible.shape[1]
+            padded = F.pad(visible, (0, self.context - length))  # always of the same shape
+            logits = self(padded)[0, length - 1]
+            next_token = logits.softmax(0).multinomial(1)
+            tokens = torch.cat([tokens, next_token[None]], 1)
+        return bytes(tokens[0].tolist()).decode(errors="replace")
+
+
+class TextDataset(Dataset):
+    """Chunks of `context` bytes of a file; a chunk's target is the same chunk one byte later."""
+
+    def __init__(self, path, context):
+        self.path = path
+        self.context = context
+
+    def __len__(self):
+        return max(0, self.path.stat().st_size - 1) // self.context
+
+    def __getitem__(self, index):
+        with open(self.path, "rb") as file:  # only this chunk is read: a file may be large
+            file.seek(index * self.context)
+            chunk = file.read(self.context + 1)
+        tokens = torch.frombuffer(bytearray(chunk), dtype=torch.uint8).long()
+        return tokens[:-1], tokens[1:]
+
+
+def next_byte_loss(logits, targets):
+    """Returns the mean cross-entropy of logits (batch, time, 256) and bytes (batch, time)."""
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def orthogonalize(matrix):
+    """Returns about U @ V.T for the matrix U @ S @ V.T: its singular values all come close to 1."""
+    x = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix  # for smaller products
+    x = x / x.norm().clamp(min=1e-7)
+    for _ in range(5):  # Newton-Schulz iteration, of https://kellerjordan.github.io/posts/muon
+        gram = x @ x.T
+        x = 3.4445 * x + (-4.775 * gram + 2.0315 * gram @ gram) @ x
+    return x.T if matrix.shape[0] > matrix.shape[1] else x
+
+
+class Muon(torch.optim.AdamW):
+    """Muon for groups with `use_muon`: matrices of one shape, sharded by FSDP. AdamW for others."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            if group.get("use_muon"):
+                mesh = group["params"][0].device_mesh
+                for start in range(0, len(group["params"]), mesh.size(-1)):
+                    matrices = group["params"][start : start + mesh.size(-1)]
+                    self._update(matrices, mesh, group["lr"], group["weight_decay"])
+        return super().step(closure)  # skips the matrices, whose gradients are gone
+
+    def _update(self, matrices, mesh, lr, weight_decay):
+        """Updates a matrix for each rank, or fewer: rank i orthogonalizes the i-th, whole."""
+        num_rows, num_columns = matrices[0].shape
+        shard_rows = math.ceil(num_rows / mesh.size(-1))  # FSDP gives the last ranks fewer
+        local = matrices[0].to_local()
+        shards = local.new_zeros(mesh.size(-1), shard_rows, num_columns)  # this rank's, of each
+        for matrix, shard in zip(matrices, shards, strict=False):
+            state = self.state[matrix]
+            if not state:
+                state["momentum"] = torch.zeros_like(matrix)
+            state["momentum"].mul_(0.95).add_(matrix.grad)
+            nesterov = (matrix.grad + 0.95 * state["momentum"]).to_local()
+            shard[: len(nesterov)] = nesterov
+        whole = torch.empty_like(shards)  # of one matrix, the shards of all ranks
+        dist.all_to_all_single(whole, shards, group=mesh.get_group(-1))
+        update = orthogonalize(whole.view(-1, num_columns)).contiguous()
+        dist.all_to_all_single(shards, update.view_as(shards), group=mesh.get_group(-1))
+        scale = 0.2 * math.sqrt(max(num_rows, num_columns))  # as large as AdamW's
+        for matrix, shard in zip(matrices, shards, strict=False):
+            local = matrix.to_local()
+            local.mul_(1 - lr * weight_decay).sub_(shard[: len(local)], alpha=lr * scale)
+            matrix.grad = None
+
+
+class ResumableSampler(DistributedSampler):
+    """Yields this rank's shard of the samples of an epoch, from sample `samples_run` on."""
+
+    def set_position(self, epoch, samples_run):
+        self.epoch = epoch
+        self.samples_run = samples_run
+
+    def __iter__(self):
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        order = torch.randperm(len(self.dataset), generator=generator)
+        for start in range(self.samples_run, len(order), self.num_replicas):
+            yield order[(start + self.rank) % len(order)].item()  # pads with the first samples
+
+
+def start_own_session(worker_id):
+    """Keeps signals from a data worker: torchrun sends them to the rank's whole process group."""
+    os.setsid()
+
+
+class Trainer:
+    """Trains `model`, already on `device`, for `args.total_epochs`; resumes if a snapshot exists.
+
+    A snapshot is a folder: each rank saves its own part of `model` and `optimizer`, and
+    `epochs_run`, the number of completed epochs and so the index of the next one.
+    Of that next epoch, the first `samples_run` samples are trained already, with mean loss `loss`.
+    """
+
+    def __init__(self, model, train_loader, val_loader, loss_fn, optimizer, device, args):
+        self.model = model
+        self.train_loader = train_loader
+        self.val_loader = val_loader
+        self.loss_fn = loss_fn
+        self.optimizer = optimizer
+        self.device = device
+        self.args = args
+        self.is_main = dist.get_rank() == 0  # logs for all ranks
+        self.shape = model.shape
+        self.order = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # which decide it
+        files = [(path.name, path.stat().st_size) for path in args.text]
+        self.order += f" of files {zlib.crc32(str(files).encode()):08x}"
+        self.epochs_run = 0
+        self.samples_run = 0
+        self.loss = 0.0
+        self.steps = 0
+        self.stop_requested = False
+        self.check_every = 1  # steps
+        self.next_check = 1  # the step
+        self.checked_at = time.monotonic()
+        self.rng = torch.default_generator  # that dropout draws from
+        if device.type == "cuda":
+            self.rng = torch.cuda.default_generators[device.index]
+        self.flops_per_token = model.flops_per_token
+        self.tokens = 0  # so far, on this rank
+        self.start_time = time.perf_counter()
+        self._restart_clock()
+        use_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=use_bfloat16)
+        self.total_loss = torch.zeros((), device=device)  # of the epoch's samples so far
+        self.snapshot = None
+        with contextlib.suppress(FileNotFoundError):  # of the first run
+            folders = [f for f in Path(args.snapshot_path).iterdir() if f.match(SNAPSHOT_NAMES)]
+            # .metadata is written last: only complete snapshots have it.
+            complete = [folder for folder in folders if ".metadata" in os.listdir(folder)]
+            self.snapshot = max(complete, default=None)
+        self._ensure_same_start()
+        if self.snapshot:
+            self._load_snapshot(self.snapshot)
+        for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, self._request_stop)
+
+    def _request_stop(self, signum, frame):
+        self.stop_requested = True
+
+    def _any_rank_stops(self):
+        """Returns whether a signal has reached any of the ranks. All of them must call it."""
+        step_s = (time.monotonic() - self.checked_at) / self.check_every
+        values = torch.tensor([float(self.stop_requested), step_s], device=self.device)
+        dist.all_reduce(values, dist.ReduceOp.MAX)
+        stop, step_s = values.tolist()  # waits for the GPU, so not in every step
+        self.check_every = int(1 / min(max(step_s, 0.01), 1))  # about once in a second
+        self.next_check += self.check_every
+        self.checked_at = time.monotonic()
+        return stop > 0
+
+    def _ensure_same_start(self):
+        """Exits if not all nodes have the newest snapshot, or the same data."""
+        starts = [None] * dist.get_world_size()
+        dist.all_gather_object(starts, (self.snapshot and self.snapshot.name, self.order))
+        if len(set(starts)) > 1:
+            sys.exit(f"ranks start at {starts}: share or copy the snapshot and data, use one seed")
+
+    def _learning_rate(self):
+        """Rises from a tenth of its maximum during the warm-up, then falls to a tenth."""
+        epochs = self.epochs_run + self.samples_run / len(self.train_loader.dataset)
+        progress = epochs / self.args.total_epochs  # from 0 to 1
+        warmup = 0.1
+        if self.args.warmup_steps:
+            warmup = self.args.warmup_steps / (len(self.train_loader) * self.args.total_epochs)
+        if progress < warmup:
+            return self.args.learning_rate * (0.1 + 0.9 * progress / warmup)
+        cosine = 0.55 + 0.45 * math.cos(math.pi * (progress - warmup) / (1 - warmup))
+        return self.args.learning_rate * cosine
+
+    def _run_batch(self, inputs, targets):
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._learning_rate()
+        self.optimizer.zero_grad()
+        with self.autocast:
+            loss = self.loss_fn(self.model(inputs), targets)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.total_loss += loss.detach() * len(inputs)
+        self.samples_run += len(inputs) * dist.get_world_size()
+        self.tokens += inputs.numel()
+
+    @torch.no_grad()
+    def _evaluate(self):
+        """Logs the mean loss on the validation set, sharded over the ranks, and the speed."""
+        throughput = self._throughput(self.tokens - self.tokens_before, self.time_before)
+        self.model.eval()
+        total_loss = torch.zeros((), device=self.device)
+        for inputs, targets in self.val_loader:
+            with self.autocast:
+                loss = self.loss_fn(self.model(inputs.to(self.device)), targets.to(self.device))
+            total_loss += loss * len(inputs)
+        dist.all_reduce(total_loss)
+        val_loss = total_loss.item() / (len(self.val_loader.sampler) * dist.get_world_size())
+        self.model.train()
+        self._log(f"val loss {val_loss:.4g}, {throughput}")
+        self._restart_clock()
+
+    def _restart_clock(self):
+        """Leaves what came before, such as an evaluation, out of the next speed that is logged."""
+        self.tokens_before = self.tokens
+        self.time_before = time.perf_counter()
+
+    def _throughput(self, tokens, start_time):
+        """Formats tokens per second since `start_time`, and the MFU if a device's peak is given."""
+        tokens_per_second = tokens / (time.perf_counter() - start_time)  # of a rank
+        throughput = f"{tokens_per_second * dist.get_world_size():,.0f} tokens/s"
+        if self.args.peak_tflops:
+            flops_per_second = tokens_per_second * self.flops_per_token
+            throughput += f", MFU {flops_per_second / (self.args.peak_tflops * 1e12):.1%}"
+        return throughput
+
+    def _run_epoch(self, epoch):
+        """Trains the rest of an epoch and sets `self.loss` to its mean loss per sample."""
+        # A resumed run must have the same sample order and dropout as an unbroken one.
+        self.train_loader.sampler.set_position(epoch, self.samples_run)
+        torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
+        for inputs, targets in self.train_loader:
+            samples_seen = epoch * len(self.train_loader.dataset) + self.samples_run
+            self.rng.manual_seed(self.args.seed + samples_seen + dist.get_rank())
+            inputs = inputs.to(self.device, non_blocking=True)
+            targets = targets.to(self.device, non_blocking=True)
+            self._run_batch(inputs, targets)
+            self.steps += 1
+            stop = self.steps == self.next_check and self._any_rank_stops()
+            save = self.steps % self.args.save_every_steps == 0
+            if self.steps % self.args.eval_every_steps == 0 and not stop:
+                self._evaluate()
+            if stop or (save and self.samples_run < len(self.train_loader.dataset)):
+                self.loss = self._mean_loss()
+                self._save_snapshot()
+            if stop:
+                dist.barrier()  # no rank ends before the snapshot is complete
+                dist.destroy_process_group()
+                sys.exit("stopped by a signal")
+        self.loss = self._mean_loss()
+
+    def _mean_loss(self):
+        """Returns the mean loss per sample of the epoch so far."""
+        total_loss = self.total_loss.clone()
+        dist.all_reduce(total_loss)  # the sum over all ranks
+        return total_loss.item() / self.samples_run
+
+    def _state_dict(self):
+        """Returns what a snapshot holds, with the tensors in use, not copies of them."""
+        options = StateDictOptions(flatten_optimizer_state_dict=True)  # by the weights' names
+        model_state, optimizer_state = get_state_dict(self.model, self.optimizer, options=options)
+        return {
+            "model": model_state,
+            "optimizer": optimizer_state,
+            "shape": self.shape,
+            "epochs_run": self.epochs_run,
+            "samples_run": self.samples_run,
+            "loss": self.loss,
+        }
+
+    def _save_snapshot(self):
+        states = [self.model.state_dict(), *self.optimizer.state.values()]
+        tensors = [value for state in states for value in state.values() if torch.is_tensor(value)]
+        shards = [t.to_local() if isinstance(t, DTensor) else t for t in tensors]
+        finite = math.isfinite(self.loss) and all(shard.isfinite().all() for shard in shards)
+        finite = torch.tensor(float(finite), device=self.device)
+        dist.all_reduce(finite, dist.ReduceOp.MIN)  # each rank has other shards
+        if not finite:
+            sys.exit("cannot save: the loss or a weight is nan or inf; lower the learning rate?")
+        if self.is_main:
+            for folder in Path(self.args.snapshot_path).glob(SNAPSHOT_NAMES):
+                if folder != self.snapshot:  # an older one, or one that a kill has cut short
+                    shutil.rmtree(folder)
+        name = f"epoch_{self.epochs_run:04}_sample_{self.samples_run:012}"
+        path = Path(self.args.snapshot_path, name)
+        try:
+            dcp.save({**self._state_dict(), "order": self.order}, checkpoint_id=path)
+        except dcp.CheckpointException as error:
+            sys.exit(f"cannot save {path}: disk full, or file used by another run? {error!r:.150}")
+        self.snapshot = path
+        trained = f"epoch {self.epochs_run} + {self.samples_run} samples"
+        self._log(f"{trained} | loss {self.loss:.4g} | saved {path}")
+        self._restart_clock()
+
+    def _load_snapshot(self, path):
+        try:
+            snapshot = {"shape": "", "order": ""}
+            planner = dcp.DefaultLoadPlanner(allow_partial_load=True)  # older ones lack the order
+            dcp.load(snapshot, checkpoint_id=path, planner=planner)
+            order = snapshot.get("order", "")
+            if snapshot["shape"] != self.shape:
+                raise ValueError(f"saved by a model of {snapshot['shape']}, not {self.shape}")
+            snapshot = self._state_dict()
+            dcp.load(snapshot, checkpoint_id=path)  # into the tensors in use
+            self.epochs_run = snapshot["epochs_run"]
+            self.samples_run = snapshot.get("samples_run", 0)
+            if self.samples_run > 0 and not order:
+                self._log("the snapshot does not name its seed and data: they must be the same now")
+            elif self.samples_run > 0 and order != self.order:
+                raise ValueError(f"it ends within an epoch of {order}, not of {self.order}")
+            self.loss = snapshot.get("loss", 0.0)
+            self.total_loss.fill_(self.loss * self.samples_run / dist.get_world_size())
+        except (Exception, dcp.CheckpointException) as error:
+            sys.exit(f"cannot load {path}: move it or set another --snapshot_path\n{error!r}")
+
+    def _log(self, message):
+        if not self.is_main:
+            return
+        tqdm.write(f"{message}\n", end="")  # one write: processes may share a log
+
+    def train(self):
+        total = self.args.total_epochs
+        steps = len(self.train_loader)
+        if steps == 0:
+            sys.exit("there is no batch to train with: is the data set empty?")
+        where = f"{self.device} of {socket.gethostname()}"
+        self._log(f"{self.epochs_run} of {total} epochs done, {steps} steps per epoch, on {where}")
+        if self.epochs_run >= total:
+            self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
+        epochs = range(self.epochs_run, total)
+        # With disable=None, tqdm shows the bar on a terminal only.
+        progress = tqdm(epochs, unit="epoch", disable=None if self.is_main else True)
+        for epoch in progress:
+            self._run_epoch(epoch)
+            progress.set_postfix(loss=f"{self.loss:.4g}")
+            self.epochs_run = epoch + 1
+            self.samples_run = 0
+            self.total_loss.zero_()
+            save = self.steps % self.args.save_every_steps == 0  # due in the epoch's last step
+            if save or self.epochs_run % self.args.save_every == 0 or self.epochs_run == total:
+                if self.epochs_run == total and self.steps % self.args.eval_every_steps != 0:
+                    self._evaluate()
+                self._save_snapshot()
+        throughput = self._throughput(self.tokens, self.start_time)
+        self._log(f"{throughput} in all, with evaluations and snapshots")
+
+
+def parse_args():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("total_epochs", nargs="?", type=int, default=50)
+    parser.add_argument("save_every", nargs="?", type=int, default=10, help="epochs per snapshot")
+    parser.add_argument("--save_every_steps", type=int, default=100, help="steps per snapshot")
+    parser.add_argument("--eval_every_steps", type=int, default=1000, help="steps per evaluation")
+    parser.add_argument("--val_tokens", type=int, default=65536, help="the end, never trained on")
+    parser.add_argument("--batch_size", type=int, default=32, help="per device")
+    stdlib_files = sorted(Path(os.__file__).parent.glob("*.py"))
+    parser.add_argument("--text", nargs="+", type=Path, default=stdlib_files, metavar="FILE")
+    parser.add_argument("--n_layer", type=int, default=4)
+    parser.add_argument("--n_head", type=int, default=2)
+    parser.add_argument("--n_embd", type=int, default=128)
+    parser.add_argument("--context", type=int, default=64, help="in bytes")
+    parser.add_argument("--learning_rate", type=float, default=1e-3)
+    parser.add_argument("--warmup_steps", type=int, help="default: a tenth of the training")
+    parser.add_argument("--recompute", action="store_true", help="activations: saves memory")
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--peak_tflops", type=float, help="of a device, to log the MFU")
+    parser.add_argument("--generate", type=int, default=300, help="bytes at the end, 0 for none")
+    parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
+    parser.add_argument("--snapshot_path", default="snapshot", help="a folder")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    if "LOCAL_RANK" not in os.environ:
+        parser.error("start this script with torchrun, as its first lines show")
+    if min(args.total_epochs, args.save_every, args.batch_size) < 1 or args.num_workers < 0:
+        parser.error("epochs and batch size must be 1 or more, --num_workers 0 or more")
+    if args.save_every_steps < 1:
+        parser.error("--save_every_steps must be 1 or more")
+    if min(args.n_layer, args.n_head, args.n_embd, args.context) < 1 or args.n_embd % args.n_head:
+        parser.error("the model's sizes must be 1 or more, and --n_head divide --n_embd")
+    if not 0 < args.learning_rate < math.inf:
+        parser.error("--learning_rate must be more than 0")
+    if args.generate < 0:
+        parser.error("--generate must be 0 or more")
+    if args.eval_every_steps < 1 or args.val_tokens < args.context:
+        parser.error("--eval_every_steps must be 1 or more, --val_tokens at least --context")
+    if args.warmup_steps is not None and args.warmup_steps < 1:
+        parser.error("--warmup_steps must be 1 or more")
+    if args.peak_tflops is not None and not 0 < args.peak_tflops < math.inf:
+        parser.error("--peak_tflops must be more than 0")
+    for path in args.text:
+        if not path.is_file() or not os.access(path, os.R_OK):
+            parser.error(f"cannot read --text {path}")
+    if not args.snapshot_path or not os.access(os.path.dirname(args.snapshot_path) or ".", os.W_OK):
+        parser.error(f"cannot write {args.snapshot_path}: create its folder, or set another path")
+    if os.path.isfile(args.snapshot_path):
+        parser.error(f"--snapshot_path {args.snapshot_path} is a file: name a folder")
+    if args.total_epochs > 9999:
+        parser.error("total_epochs must be 9999 or less: names of snapshots have four digits")
+    return args
+
+
+def configure_optimizer(model, learning_rate):
+    """Muon for the blocks' matrices, else AdamW; no weight decay for biases and norms."""
+    hidden = {}  # the matrices of each shape
+    matrices = []
+    for name, p in model.named_parameters():
+        if p.dim() == 2 and not re.search("embed|head", name):
+            hidden.setdefault(p.shape, []).append(p)
+        elif p.dim() >= 2:
+            matrices.append(p)
+    vectors = [p for p in model.parameters() if p.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    groups += [{"params": same, "use_muon": True, "weight_decay": 0.1} for same in hidden.values()]
+    return Muon(groups, learning_rate, betas=(0.9, 0.95), fused=vectors[0].is_cuda)
+
+
+@record  # torchrun then shows the traceback of the rank that failed first
+def main(args):
+    local_rank = int(os.environ["LOCAL_RANK"])
+    rank = f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}"
+    print(f"{rank} starts on {socket.gethostname()} ({torch.cuda.device_count()} GPUs)\n", end="")
+    if torch.cuda.is_available():
+        if local_rank >= torch.cuda.device_count():
+            sys.exit(f"{socket.gethostname()} has too few GPUs: lower --nproc_per_node")
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    torch.manual_seed(args.seed)
+    text = ConcatDataset([TextDataset(path, args.context) for path in args.text])
+    val_chunks = args.val_tokens // args.context
+    if len(text) <= val_chunks:
+        sys.exit(f"--text has {len(text)} chunks: {val_chunks} are for validation, add text")
+    dataset = Subset(text, range(len(text) - val_chunks))
+    with torch.device("meta"):  # shapes, but no memory
+        model = GPT(args)
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("dp",))
+    fsdp_config = {"mesh": mesh["dp"]}
+    if torch.cuda.is_bf16_supported(including_emulation=False):
+        fsdp_config["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)
+    for block in model.blocks:
+        fully_shard(block, **fsdp_config)
+    fully_shard([model.norm, model.head], **fsdp_config, reshard_after_forward=False)
+    fully_shard(model, **fsdp_config)
+    model.to_empty(device=device)  # memory for this rank's shards
+    model.init_weights(args.seed)
+    if args.compile:
+        torch.set_float32_matmul_precision("high")  # TF32 for products of float32 matrices
+        for block in model.blocks:  # equal blocks share one compilation
+            block.compile()
+    optimizer = configure_optimizer(model, args.learning_rate)
+    loss_fn = torch.compile(next_byte_loss) if args.compile else next_byte_loss
+    sampler = ResumableSampler(dataset, seed=args.seed)
+    train_loader = DataLoader(
+        dataset,
+        args.batch_size,
+        sampler=sampler,
+        num_workers=args.num_workers,
+        worker_init_fn=start_own_session,
+        pin_memory=device.type == "cuda",
+    )
+    val_set = Subset(text, range(len(dataset), len(text)))
+    val_sampler = DistributedSampler(val_set, shuffle=False)
+    val_loader = DataLoader(val_set, args.batch_size, sampler=val_sampler)
+    Trainer(model, train_loader, val_loader, loss_fn, optimizer, device, args).train()
+    if args.generate > 0:
+        generated = model.generate("\n", args.generate)
+        if dist.get_rank() == 0:
+            print(generated)
+    time.sleep(0.1)  # gloo may abort at exit without it (see pytorch#190489, the comments)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(parse_args())
