@@ -62,11 +62,9 @@ class Experts(nn.Module):
 
     def forward(self, inputs, expert_ids):
         order = expert_ids.argsort(stable=True)
-        ups = self.up.to_local()
-        downs = self.down.to_local()
-        counts = expert_ids.bincount(minlength=len(ups))
+        counts = expert_ids.bincount(minlength=len(self.up.to_local()))
         groups = inputs[order].split(counts.tolist())  # the rows of each expert
-        experts = zip(groups, ups, downs, strict=True)
+        experts = zip(groups, self.up.to_local(), self.down.to_local(), strict=True)
         outputs = [F.gelu(group @ up) @ down for group, up, down in experts]
         return torch.cat(outputs)[order.argsort()]  # in the order of `inputs`
 
@@ -356,11 +354,12 @@ class Trainer:
                 weights.grad.div_(self.args.ep_size)
 
     def _clip_grad_norm(self, max_norm):
-        """As nn.utils.clip_grad_norm_, which takes one mesh: that of a group of the optimizer."""
-        groups = [group["params"] for group in self.optimizer.param_groups]
-        norms = [nn.utils.get_total_norm(p.grad for p in group).full_tensor() for group in groups]
-        for group in groups:
-            nn.utils.clip_grads_with_norm_(group, max_norm, torch.stack(norms).norm())
+        """As nn.utils.clip_grad_norm_, for two meshes; each weight is sharded over all ranks."""
+        shards = [p.grad.to_local() for p in self.model.parameters() if p.grad is not None]
+        squared_norm = nn.utils.get_total_norm(shards) ** 2
+        dist.all_reduce(squared_norm)
+        for group in self.optimizer.param_groups:  # of one mesh each
+            nn.utils.clip_grads_with_norm_(group["params"], max_norm, squared_norm.sqrt())
 
     @torch.no_grad()
     def _balance_experts(self):

@@ -70,9 +70,8 @@ def texts_of_lines(path):
                 continue
             try:
                 text = json.loads(line)["text"]
-            except (ValueError, TypeError, KeyError):
-                text = None
-            if not isinstance(text, str):
+                text.encode()  # no half of a surrogate pair
+            except (ValueError, TypeError, KeyError, AttributeError):
                 sys.exit(f'--text {path}, line {number} is not like {{"text": "Once upon a time"}}')
             if text:
                 yield text

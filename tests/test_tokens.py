@@ -71,6 +71,7 @@ def test_bad_input(tmp_path, shell):
     (tmp_path / "latin1").write_bytes(b"gr\xfcn\n")
     save_tokenizer(tmp_path / "tokenizer.json", 10)  # without END
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": 1}\n')
+    (tmp_path / "b.jsonl").write_text('{"text": "half a pair: \\ud83d"}\n')
     not_utf_8 = "--text latin1 is not UTF-8: convert it, such as with iconv"
     for options, status, message in [
         (f"{tmp_path} --text text", 2, f"{tmp_path} exists: name another folder, or delete it"),
@@ -81,6 +82,7 @@ def test_bad_input(tmp_path, shell):
         ("text/tokens --text text", 1, "cannot write text/tokens: "),
         ("tokens --text text latin1", 1, not_utf_8),
         ("tokens --text a.jsonl", 1, "--text a.jsonl, line 2 is not like "),
+        ("tokens --text b.jsonl", 1, "--text b.jsonl, line 1 is not like "),
     ]:
         result = prepare(tmp_path, options)
         assert result.returncode == status and message in result.stderr.splitlines()[-1]

@@ -28,6 +28,7 @@ from bench.calculator import BFLOAT16, USABLE_MEMORY
 from bench.memory import FLOAT32, GPT, memory
 
 MAX_BYTES = 2e9  # of a step here, where no layer is sharded
+STATES = 3  # at least: a weight, its gradient, the momentum
 # A script with one of these keeps other activations, or more states, than the calculator counts.
 NOT_CALCULATED = {"cp_size", "n_experts", "n_kv_head", "sync_every"}
 
@@ -155,7 +156,8 @@ def report(run):
     if needed := peak(run, isinstance(params[0], DTensor)):
         print(f"peak: {needed / 1e9:,.1f} GB in bfloat16, of {run.gpu_memory / 1e9:,.0f} GB")
     else:
-        print("peak: not calculated for this script")
+        needed = STATES * FLOAT32 * held
+        print(f"peak: not calculated for this script; more than {needed / 1e9:,.1f} GB")
     if run.step_bytes > MAX_BYTES:
         print(f"not computed: on this machine, a step takes {run.step_bytes / 1e9:,.0f} GB")
     if min(samples, available) < sampler.num_replicas:

@@ -74,16 +74,16 @@ def end_step(optimizer, arguments, options):
 def note_samples():
     """Notes the samples of each batch that a DataLoader yields."""
     loader = dataloader._BaseDataLoaderIter
-    asked = []  # the samples of the batches that are loaded, or soon will be
     next_index, next_batch = loader._next_index, loader.__next__
 
     def note_index(self):
-        asked.append(next_index(self))
-        return asked[-1]
+        self.asked = getattr(self, "asked", [])  # of batches that are loaded, or soon will be
+        self.asked.append(next_index(self))
+        return self.asked[-1]
 
     def note_batch(self):
         batch = next_batch(self)
-        samples = asked.pop(0)
+        samples = self.asked.pop(0)
         begin_step()
         note("samples", " ".join(map(str, samples if isinstance(samples, list) else [samples])))
         return batch
