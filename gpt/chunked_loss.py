@@ -167,7 +167,8 @@ class GPT(nn.Module):
             visible = tokens[:, -self.context :]
             length = visible.shape[1]
             padded = F.pad(visible, (0, self.context - length))  # always of the same shape
-            logits = F.linear(*self(padded))[0, length - 1, : self.vocab_size]
+            x, weight = self(padded)
+            logits = F.linear(x[0, length - 1], weight)[: self.vocab_size]
             next_token = logits.softmax(0).multinomial(1)
             tokens = torch.cat([tokens, next_token[None]], 1)
         return tokenizer.decode(tokens[0].tolist())
@@ -203,16 +204,15 @@ def next_token_loss(logits, targets):
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def chunk_loss(loss_fn, weight, x, targets):
-    return loss_fn(F.linear(x, weight), targets)
-
-
 def chunked_loss(loss_fn, vocab_size, num_chunks, output, targets):
     """Returns the mean of `loss_fn` over chunks of the time axis; each makes its logits twice."""
     x, weight = output
-    weight = weight[:vocab_size]  # without its padding
+
+    def chunk_loss(x, targets):
+        return loss_fn(F.linear(x, weight)[..., :vocab_size], targets)
+
     chunks = zip(x.chunk(num_chunks, 1), targets.chunk(num_chunks, 1), strict=True)
-    losses = [checkpoint(chunk_loss, loss_fn, weight, *c, use_reentrant=False) for c in chunks]
+    losses = [checkpoint(chunk_loss, *chunk, use_reentrant=False) for chunk in chunks]
     return torch.stack(losses).mean()
 
 

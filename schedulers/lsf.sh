@@ -8,6 +8,7 @@
 #BSUB -o %J.out
 #BSUB -r
 
+# Leave ptile at 1: with ptile=4, four torchruns would start on each node.
 read -r head_node < "$LSB_DJOB_HOSTFILE"
 blaunch "$PWD/schedulers/node.sh" 55m "$LSB_DJOB_NUMPROC" "$head_node" "$LSB_JOBID" \
   preemptible.py 50 10

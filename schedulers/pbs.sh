@@ -6,6 +6,7 @@
 #PBS -l walltime=01:00:00
 #PBS -j oe
 
+# Leave out mpiprocs: with mpiprocs=4, four torchruns would start on each node.
 cd "$PBS_O_WORKDIR" || exit
 nodes=$(sort -u "$PBS_NODEFILE" | wc -l)
 read -r head_node < "$PBS_NODEFILE"

@@ -9,9 +9,15 @@
 #$ -j y
 #$ -r y
 
+pids=()
 read -r head_node _ < "$PE_HOSTFILE"
 while read -r node _; do
   qrsh -inherit "$node" "$PWD/schedulers/node.sh" 55m "$NHOSTS" "$head_node" "$JOB_ID" \
     preemptible.py 50 10 < /dev/null &
+  pids+=($!)
 done < "$PE_HOSTFILE"
-wait
+status=0
+for pid in "${pids[@]}"; do
+  wait "$pid" || status=$?
+done
+exit "$status"

@@ -602,3 +602,18 @@ def test_mpirun(cluster, shell):
     weights, _ = weights_and_momentum(shell.folder / "by_hand.pt")
     result, _ = weights_and_momentum(shell.folder / "mpirun.pt")
     assert max_abs_diff(result, weights) < 1e-6
+
+
+@pytest.mark.parametrize("command, status", [("node.sh 0.1s 1 node1 1 x.py", 124), ("sge.sh", 7)])
+def test_stopped_job_is_not_a_success(tmp_path, command, status):
+    """docs/other_schedulers.md: when the time is up, or the first of two nodes has failed."""
+    shutil.copytree(ROOT / "schedulers", tmp_path / "schedulers")
+    (tmp_path / ".venv").touch()
+    torchrun = "#!/bin/sh\nexec sleep 60\n"
+    qrsh = "#!/bin/sh\nexit $2\n"  # its node: qrsh -inherit NODE
+    replace_environment(tmp_path, torchrun=torchrun, qrsh=qrsh)
+    (tmp_path / "hosts").write_text("7\n0\n")
+    path = f"{tmp_path}/.venv/bin:{os.environ['PATH']}"
+    environment = {"PATH": path, "PE_HOSTFILE": "hosts", "NHOSTS": "2", "JOB_ID": "1"}
+    job = run("bash", *f"schedulers/{command}".split(), folder=tmp_path, env=environment)
+    assert job.returncode == status, job
