@@ -105,14 +105,14 @@ class Block(nn.Module):
 
 
 class Head(nn.Linear):
-    """Returns its input, and its weight as FSDP has gathered it: the loss multiplies them."""
+    """Returns its input, which the loss multiplies with the weight; FSDP has gathered it then."""
 
     def forward(self, x):
-        return x, self.weight
+        return x
 
 
 class GPT(nn.Module):
-    """Maps tokens (batch, time) to factors of the logits, (batch, time, n_embd) and a matrix."""
+    """Maps tokens (batch, time) to what the head multiplies, (batch, time, n_embd)."""
 
     def __init__(self, config, vocab_size):
         super().__init__()
@@ -167,8 +167,8 @@ class GPT(nn.Module):
             visible = tokens[:, -self.context :]
             length = visible.shape[1]
             padded = F.pad(visible, (0, self.context - length))  # always of the same shape
-            x, weight = self(padded)
-            logits = F.linear(x[0, length - 1], weight)[: self.vocab_size]
+            x = self(padded)[0, length - 1]
+            logits = F.linear(x, self.lm_head.weight)[: self.vocab_size]
             next_token = logits.softmax(0).multinomial(1)
             tokens = torch.cat([tokens, next_token[None]], 1)
         return tokenizer.decode(tokens[0].tolist())
@@ -204,12 +204,11 @@ def next_token_loss(logits, targets):
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def chunked_loss(loss_fn, vocab_size, num_chunks, output, targets):
+def chunked_loss(loss_fn, model, num_chunks, x, targets):
     """Returns the mean of `loss_fn` over chunks of the time axis; each makes its logits twice."""
-    x, weight = output
 
     def chunk_loss(x, targets):
-        return loss_fn(F.linear(x, weight)[..., :vocab_size], targets)
+        return loss_fn(F.linear(x, model.lm_head.weight)[..., : model.vocab_size], targets)
 
     chunks = zip(x.chunk(num_chunks, 1), targets.chunk(num_chunks, 1), strict=True)
     losses = [checkpoint(chunk_loss, *chunk, use_reentrant=False) for chunk in chunks]
@@ -596,7 +595,7 @@ def main(args):
             block.compile()
     optimizer = configure_optimizer(model, args.learning_rate)
     loss_fn = torch.compile(next_token_loss) if args.compile else next_token_loss
-    loss_fn = functools.partial(chunked_loss, loss_fn, vocab_size, args.loss_chunks)
+    loss_fn = functools.partial(chunked_loss, loss_fn, model, args.loss_chunks)
     sampler = ResumableSampler(dataset, seed=args.seed)
     train_loader = DataLoader(
         dataset,

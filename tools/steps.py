@@ -67,7 +67,7 @@ GPT = [
     Step("gpt/fsdp.py", "gpt/tokens.py", 86),
     Step("gpt/tokens.py", "gpt/llama.py", 100),
     Step("gpt/llama.py", "gpt/documents.py", 43),
-    Step("gpt/llama.py", "gpt/chunked_loss.py", 32),
+    Step("gpt/llama.py", "gpt/chunked_loss.py", 30),
     Step("gpt/pretrain.py", "gpt/slow_network.py", 17),
     Step("gpt/fsdp.py", "gpt/pipeline_parallel.py", 113),
     Step("gpt/pipeline_parallel.py", "gpt/three_d.py", 47),
