@@ -6,7 +6,7 @@
 Trains for 50 epochs and saves a snapshot every 10. Started again, it resumes from the snapshot;
 to start afresh, delete the folder or name another one with --snapshot_path.
 It learns the tokens that gpt/prepare_tokens.py has written into the folder after --data.
-What --end_token ends is a document, and no token sees those of another one.
+Each document ends with --end_token, and no token attends to another document.
 """
 
 import argparse

@@ -235,7 +235,7 @@ def test_groups(tmp_path):
 
 
 def go_to(page, collective, player=".watch"):
-    """Presses "Next collective" until the player speaks of one."""
+    """Presses "Next collective" until the player names one."""
     for _ in range(30):
         if collective in page.locator(f"{player} .says").inner_text():
             return
