@@ -67,19 +67,19 @@ class Trainer:
         self.device = device
         self.args = args
         self.is_main = dist.get_rank() == 0  # logs for all ranks
-        self.order = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # which decide it
+        self.data_key = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # which decide it
         self.epochs_run = 0
         self.total_loss = torch.zeros((), device=device)  # of the epoch's samples so far
         with contextlib.suppress(FileNotFoundError):  # of the first run
             os.lstat(args.snapshot_path)  # any other error is no sign that there is none
             self._load_snapshot(args.snapshot_path)
-        self._ensure_same_start()
+        self._agree_on_start()
         self.model = nn.parallel.DistributedDataParallel(model)
 
-    def _ensure_same_start(self):
+    def _agree_on_start(self):
         """Exits if not all nodes have the newest snapshot, or the same data."""
         starts = [None] * dist.get_world_size()
-        dist.all_gather_object(starts, (self.epochs_run, self.order))
+        dist.all_gather_object(starts, (self.epochs_run, self.data_key))
         if len(set(starts)) > 1:
             sys.exit(f"ranks start at {starts}: share or copy the snapshot and data, use one seed")
 
@@ -109,8 +109,8 @@ class Trainer:
     def _save_snapshot(self):
         states = [self.model.state_dict(), *self.optimizer.state.values()]
         tensors = [value for state in states for value in state.values() if torch.is_tensor(value)]
-        finite = math.isfinite(self.loss) and all(tensor.isfinite().all() for tensor in tensors)
-        if not finite:
+        total = self.loss + sum(tensor.real.sum(dtype=torch.float32) for tensor in tensors)
+        if not math.isfinite(total):  # a sum with nan or inf is nan or inf
             sys.exit("cannot save: the loss or a weight is nan or inf; lower the learning rate?")
         if not self.is_main:
             return
@@ -148,11 +148,11 @@ class Trainer:
 
     def train(self):
         total = self.args.total_epochs
-        steps = len(self.train_loader)
-        if steps == 0:
+        if len(self.train_loader) == 0:
             sys.exit("there is no batch to train with: is the data set empty?")
+        steps = f"{len(self.train_loader)} steps per epoch"
         where = f"{self.device} of {socket.gethostname()}"
-        self._log(f"{self.epochs_run} of {total} epochs done, {steps} steps per epoch, on {where}")
+        self._log(f"{self.epochs_run} of {total} epochs done, {steps}, on {where}")
         if self.epochs_run >= total:
             self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
         epochs = range(self.epochs_run, total)

@@ -91,8 +91,8 @@ class Trainer:
     def _save_snapshot(self):
         states = [self.model.state_dict(), *self.optimizer.state.values()]
         tensors = [value for state in states for value in state.values() if torch.is_tensor(value)]
-        finite = math.isfinite(self.loss) and all(tensor.isfinite().all() for tensor in tensors)
-        if not finite:
+        total = self.loss + sum(tensor.real.sum(dtype=torch.float32) for tensor in tensors)
+        if not math.isfinite(total):  # a sum with nan or inf is nan or inf
             sys.exit("cannot save: the loss or a weight is nan or inf; lower the learning rate?")
         snapshot = {
             "model": self.model.state_dict(),
@@ -126,11 +126,11 @@ class Trainer:
 
     def train(self):
         total = self.args.total_epochs
-        steps = len(self.train_loader)
-        if steps == 0:
+        if len(self.train_loader) == 0:
             sys.exit("there is no batch to train with: is the data set empty?")
+        steps = f"{len(self.train_loader)} steps per epoch"
         where = f"{self.device} of {socket.gethostname()}"
-        self._log(f"{self.epochs_run} of {total} epochs done, {steps} steps per epoch, on {where}")
+        self._log(f"{self.epochs_run} of {total} epochs done, {steps}, on {where}")
         if self.epochs_run >= total:
             self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
         epochs = range(self.epochs_run, total)

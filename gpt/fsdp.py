@@ -177,9 +177,9 @@ class Trainer:
         self.args = args
         self.is_main = dist.get_rank() == 0  # logs for all ranks
         self.shape = model.shape
-        self.order = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # which decide it
+        self.data_key = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # which decide it
         files = [(path.name, path.stat().st_size) for path in args.text]
-        self.order += f" of files {zlib.crc32(str(files).encode()):08x}"
+        self.data_key += f" of files {zlib.crc32(str(files).encode()):08x}"
         self.epochs_run = 0
         self.samples_run = 0
         self.loss = 0.0
@@ -204,7 +204,7 @@ class Trainer:
             # .metadata is written last: only complete snapshots have it.
             complete = [folder for folder in folders if ".metadata" in os.listdir(folder)]
             self.snapshot = max(complete, default=None)
-        self._ensure_same_start()
+        self._agree_on_start()
         if self.snapshot:
             self._load_snapshot(self.snapshot)
         for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
@@ -224,10 +224,10 @@ class Trainer:
         self.checked_at = time.monotonic()
         return stop > 0
 
-    def _ensure_same_start(self):
+    def _agree_on_start(self):
         """Exits if not all nodes have the newest snapshot, or the same data."""
         starts = [None] * dist.get_world_size()
-        dist.all_gather_object(starts, (self.snapshot and self.snapshot.name, self.order))
+        dist.all_gather_object(starts, (self.snapshot and self.snapshot.name, self.data_key))
         if len(set(starts)) > 1:
             sys.exit(f"ranks start at {starts}: share or copy the snapshot and data, use one seed")
 
@@ -333,11 +333,10 @@ class Trainer:
     def _save_snapshot(self):
         states = [self.model.state_dict(), *self.optimizer.state.values()]
         tensors = [value for state in states for value in state.values() if torch.is_tensor(value)]
-        shards = [t.to_local() if isinstance(t, DTensor) else t for t in tensors]
-        finite = math.isfinite(self.loss) and all(shard.isfinite().all() for shard in shards)
-        finite = torch.tensor(float(finite), device=self.device)
-        dist.all_reduce(finite, dist.ReduceOp.MIN)  # each rank has other shards
-        if not finite:
+        tensors = [t.to_local() if isinstance(t, DTensor) else t for t in tensors]
+        total = self.loss + sum(tensor.real.sum(dtype=torch.float32) for tensor in tensors)
+        dist.all_reduce(total)  # each rank has other shards
+        if not math.isfinite(total):  # a sum with nan or inf is nan or inf
             sys.exit("cannot save: the loss or a weight is nan or inf; lower the learning rate?")
         if self.is_main:
             for folder in Path(self.args.snapshot_path).glob(SNAPSHOT_NAMES):
@@ -346,7 +345,7 @@ class Trainer:
         name = f"epoch_{self.epochs_run:04}_sample_{self.samples_run:012}"
         path = Path(self.args.snapshot_path, name)
         try:
-            dcp.save({**self._state_dict(), "order": self.order}, checkpoint_id=path)
+            dcp.save({**self._state_dict(), "data_key": self.data_key}, checkpoint_id=path)
         except dcp.CheckpointException as error:
             sys.exit(f"cannot save {path}: disk full, or file used by another run? {error!r:.150}")
         self.snapshot = path
@@ -356,10 +355,10 @@ class Trainer:
 
     def _load_snapshot(self, path):
         try:
-            snapshot = {"shape": "", "order": ""}
+            snapshot = {"shape": "", "data_key": ""}
             planner = dcp.DefaultLoadPlanner(allow_partial_load=True)  # older ones lack the order
             dcp.load(snapshot, checkpoint_id=path, planner=planner)
-            order = snapshot.get("order", "")
+            order = snapshot.get("data_key", "")
             if snapshot["shape"] != self.shape:
                 raise ValueError(f"saved by a model of {snapshot['shape']}, not {self.shape}")
             snapshot = self._state_dict()
@@ -368,8 +367,8 @@ class Trainer:
             self.samples_run = snapshot.get("samples_run", 0)
             if self.samples_run > 0 and not order:
                 self._log("the snapshot does not name its seed and data: they must be the same now")
-            elif self.samples_run > 0 and order != self.order:
-                raise ValueError(f"it ends within an epoch of {order}, not of {self.order}")
+            elif self.samples_run > 0 and order != self.data_key:
+                raise ValueError(f"it ends within an epoch of {order}, not of {self.data_key}")
             self.loss = snapshot.get("loss", 0.0)
             self.total_loss.fill_(self.loss * self.samples_run / dist.get_world_size())
         except (Exception, dcp.CheckpointException) as error:
@@ -382,11 +381,11 @@ class Trainer:
 
     def train(self):
         total = self.args.total_epochs
-        steps = len(self.train_loader)
-        if steps == 0:
+        if len(self.train_loader) == 0:
             sys.exit("there is no batch to train with: is the data set empty?")
+        steps = f"{len(self.train_loader)} steps per epoch"
         where = f"{self.device} of {socket.gethostname()}"
-        self._log(f"{self.epochs_run} of {total} epochs done, {steps} steps per epoch, on {where}")
+        self._log(f"{self.epochs_run} of {total} epochs done, {steps}, on {where}")
         if self.epochs_run >= total:
             self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
         epochs = range(self.epochs_run, total)

@@ -145,7 +145,7 @@ class Trainer:
         self.optimizer = optimizer
         self.device = device
         self.args = args
-        self.order = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # which decide it
+        self.data_key = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # which decide it
         self.epochs_run = 0
         self.samples_run = 0
         self.steps = 0
@@ -191,8 +191,8 @@ class Trainer:
         self.total_loss *= self.world_size / dist.get_world_size()  # estimates the share of others
         self.world_size = dist.get_world_size()
         starts = [None] * dist.get_world_size()
-        dist.all_gather_object(starts, (self.epochs_run, self.samples_run, self.order))
-        if len({order for *_, order in starts}) > 1:
+        dist.all_gather_object(starts, (self.epochs_run, self.samples_run, self.data_key))
+        if len({data_key for *_, data_key in starts}) > 1:
             sys.exit(f"ranks start at {starts}: share or copy the snapshot and data, use one seed")
         if len(set(starts)) > 1:
             src = starts.index(max(starts))
@@ -268,8 +268,8 @@ class Trainer:
     def _save_snapshot(self):
         states = [self.model.state_dict(), *self.optimizer.state.values()]
         tensors = [value for state in states for value in state.values() if torch.is_tensor(value)]
-        finite = math.isfinite(self.loss) and all(tensor.isfinite().all() for tensor in tensors)
-        if not finite:
+        total = self.loss + sum(tensor.real.sum(dtype=torch.float32) for tensor in tensors)
+        if not math.isfinite(total):  # a sum with nan or inf is nan or inf
             sys.exit("cannot save: the loss or a weight is nan or inf; lower the learning rate?")
         if not self.is_main:
             return
@@ -278,7 +278,7 @@ class Trainer:
             "optimizer": self.optimizer.state_dict(),
             "epochs_run": self.epochs_run,
             "samples_run": self.samples_run,
-            "order": self.order,
+            "data_key": self.data_key,
             "loss": self.loss,
         }
         path = self.args.snapshot_path
@@ -297,15 +297,15 @@ class Trainer:
     def _load_snapshot(self, path):
         try:
             snapshot = torch.load(path, map_location="cpu", weights_only=True)
-            order = snapshot.get("order", "")
+            order = snapshot.get("data_key", "")
             self.model.load_state_dict(snapshot["model"])
             self.optimizer.load_state_dict(snapshot["optimizer"])
             self.epochs_run = snapshot["epochs_run"]
             self.samples_run = snapshot.get("samples_run", 0)
             if self.samples_run > 0 and not order:
                 self._log("the snapshot does not name its seed and data: they must be the same now")
-            elif self.samples_run > 0 and order != self.order:
-                raise ValueError(f"it ends within an epoch of {order}, not of {self.order}")
+            elif self.samples_run > 0 and order != self.data_key:
+                raise ValueError(f"it ends within an epoch of {order}, not of {self.data_key}")
             self.loss = snapshot.get("loss", 0.0)
             self.total_loss.fill_(self.loss * self.samples_run / self.world_size)
         except Exception as error:
@@ -334,11 +334,11 @@ class Trainer:
 
     def _train(self):
         total = self.args.total_epochs
-        steps = len(self.train_loader)
-        if steps == 0:
+        if len(self.train_loader) == 0:
             sys.exit("there is no batch to train with: is the data set empty?")
+        steps = f"{len(self.train_loader)} steps per epoch"
         where = f"{self.device} of {socket.gethostname()}"
-        self._log(f"{self.epochs_run} of {total} epochs done, {steps} steps per epoch, on {where}")
+        self._log(f"{self.epochs_run} of {total} epochs done, {steps}, on {where}")
         if self.epochs_run >= total:
             self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
         epochs = range(self.epochs_run, total)
