@@ -123,8 +123,7 @@ class Trainer:
             targets = targets.to(self.device, non_blocking=True)
             self._run_batch(inputs, targets)
             self.steps += 1
-            save = self.steps % self.args.save_every_steps == 0
-            if save and self.samples_run < len(self.train_loader.dataset):
+            if self.steps % self.args.save_every_steps == 0:
                 self.loss = self._mean_loss()
                 self._save_snapshot()
         self.loss = self._mean_loss()
@@ -167,15 +166,12 @@ class Trainer:
     def _load_snapshot(self, path):
         try:
             snapshot = torch.load(path, map_location="cpu", weights_only=True)
-            order = snapshot.get("data_key", "")
             self.model.load_state_dict(snapshot["model"])
             self.optimizer.load_state_dict(snapshot["optimizer"])
             self.epochs_run = snapshot["epochs_run"]
             self.samples_run = snapshot.get("samples_run", 0)
-            if self.samples_run > 0 and not order:
-                self._log("the snapshot does not name its seed and data: they must be the same now")
-            elif self.samples_run > 0 and order != self.data_key:
-                raise ValueError(f"it ends within an epoch of {order}, not of {self.data_key}")
+            if self.samples_run > 0 and snapshot["data_key"] != self.data_key:
+                raise ValueError(f"its epoch is one of {snapshot['data_key']}, not {self.data_key}")
             self.loss = snapshot.get("loss", 0.0)
             self.total_loss.fill_(self.loss * self.samples_run / dist.get_world_size())
         except Exception as error:
@@ -204,8 +200,7 @@ class Trainer:
             self.epochs_run = epoch + 1
             self.samples_run = 0
             self.total_loss.zero_()
-            save = self.steps % self.args.save_every_steps == 0  # due in the epoch's last step
-            if save or self.epochs_run % self.args.save_every == 0 or self.epochs_run == total:
+            if self.epochs_run % self.args.save_every == 0 or self.epochs_run == total:
                 self._save_snapshot()
 
 

@@ -305,10 +305,9 @@ class Trainer:
             self._run_batch(inputs, targets)
             self.steps += 1
             stop = self.steps == self.next_check and self._any_rank_stops()
-            save = self.steps % self.args.save_every_steps == 0
             if self.steps % self.args.eval_every_steps == 0 and not stop:
                 self._evaluate()
-            if stop or (save and self.samples_run < len(self.train_loader.dataset)):
+            if stop or self.steps % self.args.save_every_steps == 0:
                 self.loss = self._mean_loss()
                 self._save_snapshot()
             if stop:
@@ -333,6 +332,7 @@ class Trainer:
             "shape": self.shape,
             "epochs_run": self.epochs_run,
             "samples_run": self.samples_run,
+            "data_key": self.data_key,
             "loss": self.loss,
         }
 
@@ -351,7 +351,7 @@ class Trainer:
         name = f"epoch_{self.epochs_run:04}_sample_{self.samples_run:012}"
         path = Path(self.args.snapshot_path, name)
         try:
-            dcp.save({**self._state_dict(), "data_key": self.data_key}, checkpoint_id=path)
+            dcp.save(self._state_dict(), checkpoint_id=path)
         except dcp.CheckpointException as error:
             sys.exit(f"cannot save {path}: disk full, or file used by another run? {error!r:.150}")
         self.snapshot = path
@@ -361,20 +361,16 @@ class Trainer:
 
     def _load_snapshot(self, path):
         try:
-            snapshot = {"shape": "", "data_key": ""}
-            planner = dcp.DefaultLoadPlanner(allow_partial_load=True)  # older ones lack the order
-            dcp.load(snapshot, checkpoint_id=path, planner=planner)
-            order = snapshot.get("data_key", "")
+            snapshot = {"shape": ""}
+            dcp.load(snapshot, checkpoint_id=path)
             if snapshot["shape"] != self.shape:
                 raise ValueError(f"saved by a model of {snapshot['shape']}, not {self.shape}")
             snapshot = self._state_dict()
             dcp.load(snapshot, checkpoint_id=path)  # into the tensors in use
             self.epochs_run = snapshot["epochs_run"]
             self.samples_run = snapshot.get("samples_run", 0)
-            if self.samples_run > 0 and not order:
-                self._log("the snapshot does not name its seed and data: they must be the same now")
-            elif self.samples_run > 0 and order != self.data_key:
-                raise ValueError(f"it ends within an epoch of {order}, not of {self.data_key}")
+            if self.samples_run > 0 and snapshot["data_key"] != self.data_key:
+                raise ValueError(f"its epoch is one of {snapshot['data_key']}, not {self.data_key}")
             self.loss = snapshot.get("loss", 0.0)
             self.total_loss.fill_(self.loss * self.samples_run / dist.get_world_size())
         except (Exception, dcp.CheckpointException) as error:
@@ -403,8 +399,7 @@ class Trainer:
             self.epochs_run = epoch + 1
             self.samples_run = 0
             self.total_loss.zero_()
-            save = self.steps % self.args.save_every_steps == 0  # due in the epoch's last step
-            if save or self.epochs_run % self.args.save_every == 0 or self.epochs_run == total:
+            if self.epochs_run % self.args.save_every == 0 or self.epochs_run == total:
                 if self.epochs_run == total and self.steps % self.args.eval_every_steps != 0:
                     self._evaluate()
                 self._save_snapshot()
