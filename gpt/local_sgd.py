@@ -210,14 +210,12 @@ class Trainer:
         self._agree_on_start()
         if self.snapshot:
             self._load_snapshot(self.snapshot)
-        for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-            signal.signal(signum, self._request_stop)
 
     def _request_stop(self, signum, frame):
         self.stop_requested = True
 
     def _any_rank_stops(self):
-        """Returns whether a signal has reached any of the ranks. All of them must call it."""
+        """Returns whether a signal has reached any rank. All call it, about once in a second."""
         step_s = (time.monotonic() - self.checked_at) / self.check_every
         values = torch.tensor([float(self.stop_requested), step_s], device=self.device)
         dist.all_reduce(values, dist.ReduceOp.MAX)
@@ -401,6 +399,8 @@ class Trainer:
         tqdm.write(f"{message}\n", end="")  # one write: processes may share a log
 
     def train(self):
+        for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, self._request_stop)
         total = self.args.total_epochs
         if len(self.train_loader) == 0:
             sys.exit("there is no batch to train with: is the data set empty?")

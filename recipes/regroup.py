@@ -163,8 +163,6 @@ class Trainer:
         # After an error of NCCL, the weights may be garbage.
         if device.type == "cpu" and os.environ["LOCAL_RANK"] == "0":
             atexit.register(self._save_after_failure)
-        for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-            signal.signal(signum, self._request_stop)
         self.group = Group(device, args)  # from here on, the others wait for this process
 
     def _request_stop(self, signum, frame):
@@ -314,6 +312,8 @@ class Trainer:
 
     def train(self):
         """Trains; when a process is gone or joins, regroups and does the interrupted step again."""
+        for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, self._request_stop)
         failures = 0
         while True:
             position = (self.epochs_run, self.samples_run)
