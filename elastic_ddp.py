@@ -10,7 +10,6 @@ To train your own model, replace ToyModel, ToyDataset and the lines of main that
 """
 
 import argparse
-import atexit
 import contextlib
 import io
 import math
@@ -120,9 +119,6 @@ class Trainer:
             self._load_snapshot(args.snapshot_path)
         self._agree_on_start()
         self.model = nn.parallel.DistributedDataParallel(model)
-        # After an error of NCCL, the weights may be garbage.
-        if device.type == "cpu" and os.environ["LOCAL_RANK"] == "0":
-            atexit.register(self._save_after_failure)
 
     def _request_stop(self, signum, frame):
         self.stop_requested = True
@@ -189,23 +185,6 @@ class Trainer:
         total_loss = self.total_loss.clone()
         dist.all_reduce(total_loss)  # the sum over all ranks
         return total_loss.item() / self.samples_run
-
-    def _save_after_failure(self):
-        """Saves this rank's state, unless a snapshot has it: the other ranks may be gone."""
-        if not dist.is_initialized():  # the run has ended, and is saved
-            return
-        saved = (0, 0)  # before the first step, there is nothing to save
-        if os.path.exists(self.args.snapshot_path):
-            snapshot = torch.load(self.args.snapshot_path, "cpu", mmap=True, weights_only=True)
-            saved = (snapshot["epochs_run"], snapshot.get("samples_run", 0))
-        if self.samples_run > 0:  # estimated from this rank's share; the next epoch's is exact
-            self.loss = self.total_loss.item() * dist.get_world_size() / self.samples_run
-        if saved < (self.epochs_run, self.samples_run):
-            self.is_main = True  # rank 0 may be gone
-            try:
-                self._save_snapshot()
-            except SystemExit as error:  # which Python would show as a traceback here
-                print(error, file=sys.stderr)
 
     def _save_snapshot(self):
         states = [self.model.state_dict(), *self.optimizer.state.values()]

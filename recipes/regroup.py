@@ -12,7 +12,6 @@ To train your own model, replace ToyModel, ToyDataset and the lines of main that
 """
 
 import argparse
-import atexit
 import contextlib
 import io
 import math
@@ -160,9 +159,6 @@ class Trainer:
         with contextlib.suppress(FileNotFoundError):  # of the first run
             os.lstat(args.snapshot_path)  # any other error is no sign that there is none
             self._load_snapshot(args.snapshot_path)
-        # After an error of NCCL, the weights may be garbage.
-        if device.type == "cpu" and os.environ["LOCAL_RANK"] == "0":
-            atexit.register(self._save_after_failure)
         self.group = Group(device, args)  # from here on, the others wait for this process
 
     def _request_stop(self, signum, frame):
@@ -195,7 +191,7 @@ class Trainer:
         if len(set(starts)) > 1:
             src = starts.index(max(starts))
             if dist.get_rank() == src:
-                self._save_after_failure()
+                self.save_after_failure()
             data = [Path(self.args.snapshot_path).read_bytes() if dist.get_rank() == src else None]
             dist.broadcast_object_list(data, src)
             self._load_snapshot(io.BytesIO(data[0]))
@@ -247,7 +243,7 @@ class Trainer:
         dist.all_reduce(total_loss)  # the sum over all ranks
         return total_loss.item() / self.samples_run
 
-    def _save_after_failure(self):
+    def save_after_failure(self):
         """Saves this rank's state, unless a snapshot has it: the other ranks may be gone."""
         saved = (0, 0)  # before the first step, there is nothing to save
         if os.path.exists(self.args.snapshot_path):
@@ -257,10 +253,7 @@ class Trainer:
             self.loss = self.total_loss.item() * self.world_size / self.samples_run
         if saved < (self.epochs_run, self.samples_run):
             self.is_main = True  # rank 0 may be gone
-            try:
-                self._save_snapshot()
-            except SystemExit as error:  # which Python would show as a traceback here
-                print(error, file=sys.stderr)
+            self._save_snapshot()
 
     def _save_snapshot(self):
         states = [self.model.state_dict(), *self.optimizer.state.values()]
@@ -400,7 +393,13 @@ def main(args):
         worker_init_fn=start_own_session,
         pin_memory=device.type == "cuda",
     )
-    Trainer(model, train_loader, loss_fn, optimizer, device, args).train()
+    trainer = Trainer(model, train_loader, loss_fn, optimizer, device, args)
+    try:
+        trainer.train()
+    except RuntimeError:  # of a collective: another rank is gone
+        if device.type == "cpu" and local_rank == 0:  # after NCCL's, weights may be garbage
+            trainer.save_after_failure()
+        raise
     time.sleep(0.1)  # gloo may abort at exit without it (see pytorch#190489, the comments)
     dist.destroy_process_group()
 
