@@ -297,14 +297,16 @@ class Trainer:
         nn.utils.clip_grads_with_norm_(self.model.parameters(), max_norm, squared_norm.sqrt())
 
     def _run_batch(self, inputs, targets):
+        left = len(self.train_loader.dataset) - self.samples_run
+        global_size = min(self.train_loader.batch_size * self.dp_size, left)
         for group in self.optimizer.param_groups:
             group["lr"] = self._learning_rate()
         self.optimizer.zero_grad()
         loss = self._run_stage(self.schedule.step, inputs, targets)
         self._clip_grad_norm(1.0)
         self.optimizer.step()
-        self.total_loss += loss * len(inputs) / self.args.tp_size
-        self.samples_run += len(inputs) * self.dp_size
+        self.total_loss += loss * global_size / self.dp_size / self.args.tp_size
+        self.samples_run += global_size
         self.tokens += inputs.numel() / (self.args.pp_size * self.args.tp_size)
 
     @torch.no_grad()

@@ -253,6 +253,8 @@ class Trainer:
         return self.args.learning_rate * cosine
 
     def _run_batch(self, inputs, targets):
+        left = len(self.train_loader.dataset) - self.samples_run
+        global_size = min(self.train_loader.batch_size * dist.get_world_size(), left)
         for group in self.optimizer.param_groups:
             group["lr"] = self._learning_rate()
         self.optimizer.zero_grad()
@@ -261,8 +263,8 @@ class Trainer:
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
-        self.total_loss += loss.detach() * len(inputs)
-        self.samples_run += len(inputs) * dist.get_world_size()
+        self.total_loss += loss.detach() * global_size / dist.get_world_size()
+        self.samples_run += global_size
         self.tokens += inputs.numel()
 
     @torch.no_grad()

@@ -296,6 +296,7 @@ class Trainer:
             self.loss = snapshot.get("loss", 0.0)
             self.total_loss.fill_(self.loss * self.samples_run / self.world_size)
         except Exception as error:
+            path = self.args.snapshot_path  # rather than the bytes of it
             sys.exit(f"cannot load {path}: move it or set another --snapshot_path\n{error!r}")
 
     def _log(self, message):

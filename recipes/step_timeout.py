@@ -149,14 +149,16 @@ class Trainer:
             sys.exit(f"ranks start at {starts}: share or copy the snapshot and data, use one seed")
 
     def _run_batch(self, inputs, targets):
+        left = len(self.train_loader.dataset) - self.samples_run
+        global_size = min(self.train_loader.batch_size * dist.get_world_size(), left)
         self.optimizer.zero_grad()
         loss = self.loss_fn(self.model(inputs), targets)
         self.steps += 1
         self.deadline = time.monotonic() + self.args.step_timeout
         loss.backward()
         self.optimizer.step()
-        self.total_loss += loss.detach() * len(inputs)
-        self.samples_run += len(inputs) * dist.get_world_size()
+        self.total_loss += loss.detach() * global_size / dist.get_world_size()
+        self.samples_run += global_size
 
     def _run_epoch(self, epoch):
         """Trains the rest of an epoch and sets `self.loss` to its mean loss per sample."""

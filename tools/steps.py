@@ -17,11 +17,11 @@ class Step(NamedTuple):
 
 STEPS = [
     Step("singlegpu.py", "multigpu.py", 42),
-    Step("multigpu.py", "multigpu_torchrun.py", 22),
-    Step("multigpu_torchrun.py", "multinode.py", 16),
-    Step("multinode.py", "resumable.py", 62),
+    Step("multigpu.py", "multigpu_torchrun.py", 21),
+    Step("multigpu_torchrun.py", "multinode.py", 14),
+    Step("multinode.py", "resumable.py", 58),
     Step("resumable.py", "preemptible.py", 34),
-    Step("preemptible.py", "elastic_ddp.py", 85),
+    Step("preemptible.py", "elastic_ddp.py", 62),
 ]
 JOB_STEPS = [
     Step("slurm/singlegpu.sbatch", "slurm/multigpu.sbatch", 8),
@@ -41,36 +41,37 @@ RECIPES = [
     Step("recipes/monitor.py", "recipes/stragglers.py", 40),
     Step("multinode.py", "recipes/profiler.py", 16),
     Step("multinode.py", "recipes/verify.py", 36),
-    Step("multinode.py", "recipes/fsdp.py", 58),
+    Step("multinode.py", "recipes/fsdp.py", 54),
 ]
 LATER_RECIPES = [  # of stages that save within an epoch
     Step("preemptible.py", "recipes/step_timeout.py", 28),
-    Step("elastic_ddp.py", "recipes/own_disks.py", 10),
-    Step("elastic_ddp.py", "recipes/regroup.py", 116),
+    Step("elastic_ddp.py", "recipes/own_disks.py", 8),
+    Step("elastic_ddp.py", "recipes/save_after_failure.py", 23),
+    Step("recipes/save_after_failure.py", "recipes/regroup.py", 114),
 ]
 BY_HAND = [
     Step("multigpu_torchrun.py", "by_hand/ddp.py", 45),
-    Step("by_hand/ddp.py", "by_hand/zero.py", 78),
+    Step("by_hand/ddp.py", "by_hand/zero.py", 77),
     Step("by_hand/zero.py", "by_hand/fsdp.py", 79),
 ]
 GPT = [
-    Step("preemptible.py", "gpt/gpt.py", 144),  # the model comes
-    Step("gpt/gpt.py", "gpt/schedule.py", 70),
-    Step("gpt/schedule.py", "gpt/pretrain.py", 68),
+    Step("preemptible.py", "gpt/gpt.py", 143),  # the model comes
+    Step("gpt/gpt.py", "gpt/schedule.py", 67),
+    Step("gpt/schedule.py", "gpt/pretrain.py", 64),
     Step("gpt/pretrain.py", "gpt/dcp.py", 82),
-    Step("gpt/dcp.py", "gpt/fsdp.py", 32),
+    Step("gpt/dcp.py", "gpt/fsdp.py", 29),
     Step("gpt/fsdp.py", "gpt/hsdp.py", 17),
     Step("gpt/fsdp.py", "gpt/accumulate.py", 24),
     Step("gpt/fsdp.py", "gpt/async_save.py", 31),
-    Step("gpt/fsdp.py", "gpt/tensor_parallel.py", 46),
-    Step("gpt/fsdp.py", "gpt/context_parallel.py", 70),
+    Step("gpt/fsdp.py", "gpt/tensor_parallel.py", 45),
+    Step("gpt/fsdp.py", "gpt/context_parallel.py", 69),
     Step("gpt/fsdp.py", "gpt/tokens.py", 86),
     Step("gpt/tokens.py", "gpt/llama.py", 100),
     Step("gpt/llama.py", "gpt/documents.py", 43),
     Step("gpt/llama.py", "gpt/chunked_loss.py", 30),
     Step("gpt/pretrain.py", "gpt/slow_network.py", 17),
     Step("gpt/fsdp.py", "gpt/pipeline_parallel.py", 113),
-    Step("gpt/pipeline_parallel.py", "gpt/three_d.py", 47),
+    Step("gpt/pipeline_parallel.py", "gpt/three_d.py", 44),
     Step("gpt/fsdp.py", "gpt/moe.py", 70),
     Step("gpt/moe.py", "gpt/expert_parallel.py", 75),
     Step("gpt/fsdp.py", "gpt/local_sgd.py", 50),
