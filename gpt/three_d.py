@@ -372,20 +372,6 @@ class Trainer:
         dist.all_reduce(total_loss)  # the sum over all ranks
         return total_loss.item() / self.samples_run
 
-    def _state_dict(self):
-        """Returns what a snapshot holds, with the tensors in use, not copies of them."""
-        options = StateDictOptions(flatten_optimizer_state_dict=True)  # by the weights' names
-        model_state, optimizer_state = get_state_dict(self.model, self.optimizer, options=options)
-        return {
-            "model": model_state,
-            "optimizer": optimizer_state,
-            "shape": self.shape,
-            "epochs_run": self.epochs_run,
-            "samples_run": self.samples_run,
-            "data_key": self.data_key,
-            "loss": self.loss,
-        }
-
     def _save_snapshot(self):
         states = [self.model.state_dict(), *self.optimizer.state.values()]
         tensors = [value for state in states for value in state.values() if torch.is_tensor(value)]
@@ -408,6 +394,20 @@ class Trainer:
         trained = f"epoch {self.epochs_run} + {self.samples_run} samples"
         self._log(f"{trained} | loss {self.loss:.4g} | saved {path}")
         self._restart_clock()
+
+    def _state_dict(self):
+        """Returns what a snapshot holds, with the tensors in use, not copies of them."""
+        options = StateDictOptions(flatten_optimizer_state_dict=True)  # by the weights' names
+        model_state, optimizer_state = get_state_dict(self.model, self.optimizer, options=options)
+        return {
+            "model": model_state,
+            "optimizer": optimizer_state,
+            "shape": self.shape,
+            "epochs_run": self.epochs_run,
+            "samples_run": self.samples_run,
+            "data_key": self.data_key,
+            "loss": self.loss,
+        }
 
     def _load_snapshot(self, path):
         try:
