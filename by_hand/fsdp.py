@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn import functional as F
+from torch.serialization import get_unsafe_globals_in_checkpoint
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from tqdm import tqdm
 
@@ -213,6 +214,8 @@ class Trainer:
                 torch.save(snapshot, file)
                 file.flush()
                 os.fsync(file.fileno())
+            if refused := get_unsafe_globals_in_checkpoint(tmp_path):
+                sys.exit(f"cannot save {path}: torch.load refuses {refused}: save plain numbers")
             os.replace(tmp_path, path)  # atomic: `path` is always a complete snapshot
         except (OSError, RuntimeError) as error:
             sys.exit(f"cannot save {path}: disk full, or file used by another run? {error}")
