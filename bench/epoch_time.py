@@ -7,7 +7,6 @@ turns. Absolute times say little about another machine. --sleep_ms makes each st
 """
 
 import argparse
-import atexit
 import contextlib
 import importlib
 import io
@@ -46,7 +45,6 @@ def build(name, arguments):
     argv = [name, *arguments.split(), "--snapshot_path", f"{name}.pt"]
     with patch("sys.argv", argv), contextlib.redirect_stdout(io.StringIO()):
         module.main(module.parse_args())
-    atexit.unregister(getattr(trainers[0], "_save_after_failure", None))  # elastic_ddp.py's
     return trainers[0]
 
 

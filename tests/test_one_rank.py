@@ -30,7 +30,7 @@ def test_group_on_gpus(name, monkeypatch):
         module(name).main(*([1, args] if name == "multigpu.py" else [args]))
     expected = {"device_id": torch.device("cuda", 1)}
     backend = "nccl"
-    if name in ("elastic_ddp.py", "recipes/own_disks.py"):
+    if name in ("elastic_ddp.py", "recipes/own_disks.py", "recipes/save_after_failure.py"):
         backend = "cpu:gloo,cuda:nccl"
         expected["timeout"] = timedelta(minutes=3)
     init_process_group.assert_called_with(backend, **expected)
@@ -77,7 +77,7 @@ def test_seeds_and_bar(shell, name):
 @pytest.mark.parametrize(("gpus", "killed", "saved"), [(0, 1, True), (0, 0, False), (2, 1, False)])
 def test_save_after_failure(shell, gpus, killed, saved):
     """Of the ranks of a node, 0 saves; none does after an error of NCCL."""
-    script = patch(shell.folder, "elastic_ddp.py", SIGNAL)
+    script = patch(shell.folder, "recipes/save_after_failure.py", SIGNAL)
     kill = {"SIGNAL": "9", "SIGNAL_AT": "0 320", "SIGNAL_RANK": str(killed)}
     if gpus > 0:
         kill |= pretend_gpus(gpus)
