@@ -36,6 +36,7 @@ RESUMABLE = "resumable.py"
 SCRIPT = "preemptible.py"
 ELASTIC = "elastic_ddp.py"
 OWN_DISKS = "recipes/own_disks.py"
+SAVE_AFTER_FAILURE = "recipes/save_after_failure.py"
 SIZE = 1000  # samples: 15 global batches of 64 and one of 40
 STEPS = 16  # per epoch
 BATCH_SIZE = 64  # of all ranks together
@@ -345,7 +346,7 @@ def test_nodes_come_and_go(shell, float64_script):
         time.sleep(0.05)
     assert time.monotonic() < signaled_at + 25, a.output  # after 30 s, torchrun kills them
     assert a.wait() != 0 and c.wait() != 0
-    # No step was lost: where one snapshot ended the next world began, at the same sample or later.
+    # Where the newest snapshot ended, the next world began, at the same sample or later.
     logged = [logged_positions(job.output) for job in (a, b, c)]
     assert all(saved == sorted(saved) for saved in logged), logged
     for snapshot in (shell.folder / name / "snapshot.pt" for name in "ac"):
@@ -367,7 +368,7 @@ def test_survivors_save_five_times(shell, num_nodes, kills=5):
 
     Bit for bit on two ranks. DDP adds the gradients of more in another order in its first step.
     """
-    script = patch(shell.folder, ELASTIC, SIGNAL + DROPOUT + LOG_LOSSES)
+    script = patch(shell.folder, SAVE_AFTER_FAILURE, SIGNAL + DROPOUT + LOG_LOSSES)
     job, undisturbed = sharing(shell, num_nodes, script, "3 1 --save_every_steps 1")
     undisturbed_losses = logged_losses(job.succeeds())
     undisturbed = undisturbed.rename(shell.folder / "undisturbed.pt")
@@ -397,7 +398,7 @@ def test_killed_while_saving(shell):
     """Rank 0 dies as it saves, and the others as they save in its place: a file is left of each."""
     setup = "script.os.replace = lambda source, target: os.kill(os.getpid(), 9)"
     for _ in range(2):
-        job, snapshot = sharing(shell, 3, patch(shell.folder, ELASTIC, setup), "3 1")
+        job, snapshot = sharing(shell, 3, patch(shell.folder, SAVE_AFTER_FAILURE, setup), "3 1")
         assert job.wait() == -signal.SIGKILL
         left = sorted(path.name for path in shell.folder.glob("*.tmp"))
         assert left == [f"snapshot.pt.{node}.tmp" for node in range(3)]
@@ -408,7 +409,7 @@ def test_killed_while_saving(shell):
 
 def test_no_older_snapshot_replaces_a_newer_one(shell):
     """A world that was cut off ends at last: others have trained on and saved meanwhile."""
-    job, snapshot = sharing(shell, 3, ELASTIC, "100000 1 --timeout 0.5")
+    job, snapshot = sharing(shell, 3, SAVE_AFTER_FAILURE, "100000 1 --timeout 0.5")
     job.wait_for("epoch 1 + 0 samples")
     for rank in job.ranks:  # none of them saves while the file is replaced
         os.kill(rank.pid, signal.SIGSTOP)
