@@ -41,7 +41,7 @@ def test_what_is_wrong_is_named(tmp_path):
     script.write_text(script.read_text().replace("loss.backward()", "loss.backward()  # hooks"))
     block = '<!-- [[[cog fence("multigpu.py", "__main__") ]]] -->\n<!-- [[[end]]] -->\n'
     diff = "```diff\n-a\n+b\n```\n"
-    page.write_text(f"{page.read_text()}\n## Again\n\n{block}\n## End\n\n{diff}{'word ' * 1700}")
+    page.write_text(f"{page.read_text()}\n## Again\n\n{block}\n## End\n\n{diff}{'word ' * 5000}")
     result = run("python", "-m", "tools.pages.check_docs", folder=copy)
     assert result.returncode == 1
     for message in (
