@@ -496,7 +496,7 @@ class Judge:
         self.compare_loss(resumed, 2, self.straight.losses().get(2, math.nan))
 
     def check_node(self):
-        step = self.epoch_steps + 3
+        step = self.epoch_steps + 8
         every = "--save_every_steps 5"
         last = {"rank": "last_node", "step": step, "signal": 9}
         run = self.run(EPOCHS, "node", every, launchers=ELASTIC, **last)
