@@ -176,6 +176,17 @@ def test_site_in_a_browser(site, every):
     assert not problems, "\n".join(map(str, problems))
 
 
+@needs_browser
+def test_search_of_a_file(site):
+    """It finds pages when the site is opened without a server, too."""
+    with browser_of(site) as (page, _):
+        page.goto((site / "recipes" / "fsdp.html").as_uri())
+        page.keyboard.press("Control+k")
+        page.get_by_role("combobox", name="Search").press_sequentially("rendezvous")
+        page.get_by_role("option").first.click()
+        page.wait_for_url(f"{site.as_uri()}/*.html?h=rendezvous*")
+
+
 # Returns the lines that one sees of a comparison, each with its sign.
 SHOWN = """(lines) => lines.map(
   (line) => ({ INS: "+", DEL: "-", SPAN: " " })[line.tagName] + line.textContent.trimEnd()
