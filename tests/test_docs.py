@@ -22,6 +22,7 @@ from helpers import NIGHTLY, documented_errors, fences, run
 from bench import calculator
 from tools import steps
 from tools.compose.__main__ import PAIRS, compose
+from tools.pages.check_docs import reading_time
 from tools.steps import ROOT
 
 BROWSER = next(filter(None, map(shutil.which, ["chromium", "google-chrome"])), None)
@@ -75,6 +76,17 @@ def test_pages_are_as_made(site):
     """Each shows the code as it is, and every changed line, or `make docs` would have failed."""
     result = run("diff", "-r", "docs", site.parent / "docs")
     assert result.returncode == 0, f"run make docs: {result.stdout}"
+
+
+def test_reading_time(site):
+    """Each page has one: of its prose, not of code or what unfolds."""
+    code, folded = "\n```sh\n{}\n```\n", "\n<details>\n{}\n</details>\n"
+    text = "# A title\n" + "".join(part.format("word " * 990) for part in ("{}", code, folded))
+    assert reading_time(text) == "5 minutes to read"
+    for page in (ROOT / "docs").rglob("*.md"):
+        built = (site / page.relative_to(ROOT / "docs")).with_suffix(".html").read_text()
+        shown = re.findall(r'class="reading-time"[^>]*>(.*?)<', built)
+        assert shown == [reading_time(page.read_text())], page
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
