@@ -33,6 +33,7 @@ lint: .venv/dev  ## check the style
 docs: .venv/dev  ## refresh the diffs in the pages, check them, and build the site into site/
 	cog -r -P --verbosity=1 $(COG)
 	python -m tools.pages.minimap
+	python -m tools.pages.one_step
 	python -m tools.pages.check_docs
 	PYTHONPATH=. zensical build --strict --clean
 

@@ -199,6 +199,31 @@ def test_search_of_a_file(site):
         page.wait_for_url(f"{site.as_uri()}/*.html?h=rendezvous*")
 
 
+# Returns where each part of a picture is, how wide, and how visible, at some times in milliseconds.
+PLAY = """(times) => times.map((time) => {
+  for (const animation of document.getAnimations()) {
+    animation.pause();
+    animation.currentTime = time;
+  }
+  return [...document.querySelectorAll(".moves")].map((part) => {
+    const { x, y, width } = part.getBoundingClientRect();
+    return [x, y, width, getComputedStyle(part).opacity].join(" ");
+  });
+})"""
+
+
+@needs_browser
+def test_picture_of_a_step_moves(site):
+    """All its moving parts do; a reader who wants no motion sees the last frame."""
+    with browser_of(site) as (page, address):
+        page.goto(f"{address}/assets/one_step.svg")
+        start, middle, end = page.evaluate(PLAY, [0, 5500, 9000])
+        assert len(start) > 20
+        assert all(len(set(looks)) > 1 for looks in zip(start, middle, end, strict=True))
+        page.emulate_media(reduced_motion="reduce")
+        assert page.evaluate(PLAY, [0, 5500]) == [end, end]
+
+
 # Returns the lines that one sees of a comparison, each with its sign.
 SHOWN = """(lines) => lines.map(
   (line) => ({ INS: "+", DEL: "-", SPAN: " " })[line.tagName] + line.textContent.trimEnd()
