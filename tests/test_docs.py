@@ -23,6 +23,7 @@ from bench import calculator
 from tools import steps
 from tools.compose.__main__ import PAIRS, compose
 from tools.pages.check_docs import reading_time
+from tools.pages.fences import essential
 from tools.steps import ROOT
 
 BROWSER = next(filter(None, map(shutil.which, ["chromium", "google-chrome"])), None)
@@ -43,6 +44,8 @@ def test_what_is_wrong_is_named(tmp_path):
     block = '<!-- [[[cog fence("multigpu.py", "__main__") ]]] -->\n<!-- [[[end]]] -->\n'
     diff = "```diff\n-a\n+b\n```\n"
     page.write_text(f"{page.read_text()}\n## Again\n\n{block}\n## End\n\n{diff}{'word ' * 1700}")
+    with (copy / "README.md").open("a") as readme:
+        readme.write(diff)
     result = run("python", "-m", "tools.pages.check_docs", folder=copy)
     assert result.returncode == 1
     for message in (
@@ -50,10 +53,18 @@ def test_what_is_wrong_is_named(tmp_path):
         r"docs/multigpu\.md:\d+: __main__ of multigpu\.py stands at docs/multigpu\.md:\d+ already",
         r"docs/multigpu\.md:\d+: no prose beside __main__ of multigpu\.py",
         r"docs/multigpu\.md:\d+: a diff typed by hand",
+        r"README\.md:\d+: a diff typed by hand",
         r"docs/multigpu\.md: \d+\.\d minutes to read, of 8",
         r"the stages' pages: \d+\.\d minutes, of 25",
     ):
         assert re.search(f"^{message}", result.stderr, re.MULTILINE), result.stderr
+
+
+@pytest.mark.parametrize("text", ["dist.", "nowhere"])
+def test_essential_lines_are_unambiguous(text):
+    """One that is in several changed lines, or in none any more, is named."""
+    with pytest.raises(ValueError, match=f"{text!r}, not one"):
+        essential("multigpu.py", "mp.spawn(", text)
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +85,9 @@ def site(tmp_path_factory):
 
 def test_pages_are_as_made(site):
     """Each shows the code as it is, and every changed line, or `make docs` would have failed."""
-    result = run("diff", "-r", "docs", site.parent / "docs")
-    assert result.returncode == 0, f"run make docs: {result.stdout}"
+    for name in ("README.md", "docs"):
+        result = run("diff", "-r", name, site.parent / name)
+        assert result.returncode == 0, f"run make docs: {result.stdout}"
 
 
 def test_reading_time(site):
