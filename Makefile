@@ -4,7 +4,8 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export OMP_NUM_THREADS ?= 1
 
 # What cog fills, and what it needs for that.
-COG := -I . -p "from tools.pages.fences import fence; from tools.judge.faults import write_page" docs/*.md docs/*/*.md
+COG := -I . -p "from tools.pages.fences import essential, fence, step; from tools.judge.faults import write_page" \
+  README.md docs/*.md docs/*/*.md
 
 SHELL_FILES := $(filter-out slurm/site.sh,$(wildcard slurm/*.sbatch slurm/*.sh schedulers/*.sh .ci/*))
 
@@ -30,9 +31,10 @@ lint: .venv/dev  ## check the style
 	@if command -v shellcheck >/dev/null; then echo shellcheck $(SHELL_FILES); shellcheck $(SHELL_FILES); \
 	else echo 'shellcheck is missing and left out: sudo apt-get install shellcheck'; fi
 
-docs: .venv/dev  ## refresh the diffs in the pages, check them, and build the site into site/
+docs: .venv/dev  ## refresh the diffs in README and the pages, check them, and build the site into site/
 	cog -r -P --verbosity=1 $(COG)
 	python -m tools.pages.minimap
+	python -m tools.pages.one_step
 	python -m tools.pages.check_docs
 	PYTHONPATH=. zensical build --strict --clean
 

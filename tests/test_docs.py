@@ -22,6 +22,8 @@ from helpers import NIGHTLY, documented_errors, fences, run
 from bench import calculator
 from tools import steps
 from tools.compose.__main__ import PAIRS, compose
+from tools.pages.check_docs import reading_time
+from tools.pages.fences import essential
 from tools.steps import ROOT
 
 BROWSER = next(filter(None, map(shutil.which, ["chromium", "google-chrome"])), None)
@@ -42,6 +44,8 @@ def test_what_is_wrong_is_named(tmp_path):
     block = '<!-- [[[cog fence("multigpu.py", "__main__") ]]] -->\n<!-- [[[end]]] -->\n'
     diff = "```diff\n-a\n+b\n```\n"
     page.write_text(f"{page.read_text()}\n## Again\n\n{block}\n## End\n\n{diff}{'word ' * 5000}")
+    with (copy / "README.md").open("a") as readme:
+        readme.write(diff)
     result = run("python", "-m", "tools.pages.check_docs", folder=copy)
     assert result.returncode == 1
     for message in (
@@ -49,10 +53,18 @@ def test_what_is_wrong_is_named(tmp_path):
         r"docs/multigpu\.md:\d+: __main__ of multigpu\.py stands at docs/multigpu\.md:\d+ already",
         r"docs/multigpu\.md:\d+: no prose beside __main__ of multigpu\.py",
         r"docs/multigpu\.md:\d+: a diff typed by hand",
+        r"README\.md:\d+: a diff typed by hand",
         r"docs/multigpu\.md: \d+\.\d minutes to read, of 8",
         r"the stages' pages: \d+\.\d minutes, of 25",
     ):
         assert re.search(f"^{message}", result.stderr, re.MULTILINE), result.stderr
+
+
+@pytest.mark.parametrize("text", ["dist.", "nowhere"])
+def test_essential_lines_are_unambiguous(text):
+    """One that is in several changed lines, or in none any more, is named."""
+    with pytest.raises(ValueError, match=f"{text!r}, not one"):
+        essential("multigpu.py", "mp.spawn(", text)
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +85,20 @@ def site(tmp_path_factory):
 
 def test_pages_are_as_made(site):
     """Each shows the code as it is, and every changed line, or `make docs` would have failed."""
-    result = run("diff", "-r", "docs", site.parent / "docs")
-    assert result.returncode == 0, f"run make docs: {result.stdout}"
+    for name in ("README.md", "docs"):
+        result = run("diff", "-r", name, site.parent / name)
+        assert result.returncode == 0, f"run make docs: {result.stdout}"
+
+
+def test_reading_time(site):
+    """Each page has one: of its prose, not of code or what unfolds."""
+    code, folded = "\n```sh\n{}\n```\n", "\n<details>\n{}\n</details>\n"
+    text = "# A title\n" + "".join(part.format("word " * 990) for part in ("{}", code, folded))
+    assert reading_time(text) == "5 minutes to read"
+    for page in (ROOT / "docs").rglob("*.md"):
+        built = (site / page.relative_to(ROOT / "docs")).with_suffix(".html").read_text()
+        shown = re.findall(r'class="reading-time"[^>]*>(.*?)<', built)
+        assert shown == [reading_time(page.read_text())], page
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
@@ -174,6 +198,42 @@ def test_site_in_a_browser(site, every):
         page.goto(f"{address}/cheat_sheet.html")
         assert re.findall(rb"/Count (\d+)", page.pdf(format="Letter")) == [b"1"]  # one sheet
     assert not problems, "\n".join(map(str, problems))
+
+
+@needs_browser
+def test_search_of_a_file(site):
+    """It finds pages when the site is opened without a server, too."""
+    with browser_of(site) as (page, _):
+        page.goto((site / "recipes" / "fsdp.html").as_uri())
+        page.keyboard.press("Control+k")
+        page.get_by_role("combobox", name="Search").press_sequentially("rendezvous")
+        page.get_by_role("option").first.click()
+        page.wait_for_url(f"{site.as_uri()}/*.html?h=rendezvous*")
+
+
+# Returns where each part of a picture is, how wide, and how visible, at some times in milliseconds.
+PLAY = """(times) => times.map((time) => {
+  for (const animation of document.getAnimations()) {
+    animation.pause();
+    animation.currentTime = time;
+  }
+  return [...document.querySelectorAll(".moves")].map((part) => {
+    const { x, y, width } = part.getBoundingClientRect();
+    return [x, y, width, getComputedStyle(part).opacity].join(" ");
+  });
+})"""
+
+
+@needs_browser
+def test_picture_of_a_step_moves(site):
+    """All its moving parts do; a reader who wants no motion sees the last frame."""
+    with browser_of(site) as (page, address):
+        page.goto(f"{address}/assets/one_step.svg")
+        start, middle, end = page.evaluate(PLAY, [0, 5500, 9000])
+        assert len(start) > 20
+        assert all(len(set(looks)) > 1 for looks in zip(start, middle, end, strict=True))
+        page.emulate_media(reduced_motion="reduce")
+        assert page.evaluate(PLAY, [0, 5500]) == [end, end]
 
 
 # Returns the lines that one sees of a comparison, each with its sign.

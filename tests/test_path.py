@@ -60,8 +60,6 @@ HANGS = "0 of 50 epochs done"
 EXCEPTIONS = [
     Row("README.md: pip ", "it is there"),
     Row("README.md: python ", "the pages begin afresh", ("50 10", "50 10 && rm snapshot.pt")),
-    Row("README.md: make run", "index.md shows it again"),
-    Row("README.md: make test", "is what runs these tests"),
     Row(
         "index.md: make run",
         "quicker, and beside a folder of another run",

@@ -1,8 +1,8 @@
 """Checks the pages in docs/: every unit that a step changes stands on one page, beside its prose.
 
-Also, that no page takes long to read, nor the stages' pages together; what unfolds there, hints and
-answers, is an exercise and counts for its page only. Prints how many units there are, or what is
-wrong and where, and then ends with status 1.
+Also, that no diff is typed by hand, there or in README, and that no page takes long to read, nor
+the stages' pages together; what unfolds there, hints and answers, is an exercise and counts for its
+page only. Prints how many units there are, or what is wrong and where, and then ends with status 1.
 """
 
 import argparse
@@ -15,7 +15,8 @@ from typing import NamedTuple
 from tools.pages.fences import DOCUMENTED, changed_units
 from tools.steps import ROOT, STAGES
 
-COG = re.compile(r'<!-- \[\[\[cog fence\("(.+)", "(.+)"\) \]\]\] -->')
+COG = "<!-- [[[cog"
+FENCE = re.compile(r' fence\("(.+)", "(.+)"\) \]\]\] -->')
 END = "<!-- [[[end]]] -->"
 MIN_WORDS = 5  # of prose for each block under a heading
 WORDS_PER_MINUTE = 200
@@ -29,19 +30,20 @@ class Block(NamedTuple):
     section: int
 
 
-def parse(page):
-    """Returns a page's blocks, the words of prose of each section, and where fences are typed.
+def parse(name, text):
+    """Returns a page's blocks, the words of prose of each section, and where diffs are typed.
 
     Words that unfold, between <details> and </details>, are those of the section "folded".
     """
     blocks, prose, typed = [], Counter(), []
     section = 0
     filled = code = folded = False
-    for number, line in enumerate(page.read_text().splitlines(), 1):
-        where = f"{page.relative_to(ROOT)}:{number}"
-        if found := COG.fullmatch(line):
+    for number, line in enumerate(text.splitlines(), 1):
+        where = f"{name}:{number}"
+        if line.startswith(COG):
             filled = True
-            blocks.append(Block(where, found.groups(), section))
+            if found := FENCE.fullmatch(line.removeprefix(COG)):
+                blocks.append(Block(where, found.groups(), section))
         elif line == END:
             filled = False
         elif line.startswith("```"):
@@ -64,6 +66,13 @@ def minutes(words):
     return words / WORDS_PER_MINUTE
 
 
+def reading_time(text):
+    """Returns how long it takes to read the prose of a page, without what unfolds, in words."""
+    prose = parse("", text)[1]
+    count = max(round(minutes(prose.total() - prose["folded"])), 1)
+    return "1 minute to read" if count == 1 else f"{count} minutes to read"
+
+
 def check_blocks(blocks):
     """Returns what is wrong with blocks: twice, or missing. (cog fails on one that is unknown.)"""
     problems, first = [], {}
@@ -83,17 +92,21 @@ def check_blocks(blocks):
     return problems
 
 
+def hand_typed(typed):
+    return [f"{where}: a diff typed by hand: let cog fill it" for where in typed]
+
+
 def check_page(page):
     """Returns the blocks of a page, its words by section, and what is wrong with them."""
-    blocks, prose, typed = parse(page)
-    problems = [f"{where}: a diff typed by hand: let cog fill it" for where in typed]
+    name = page.relative_to(ROOT)
+    blocks, prose, typed = parse(name, page.read_text())
+    problems = hand_typed(typed)
     sections = Counter(found.section for found in blocks)
     for found in blocks:
         if prose[found.section] < MIN_WORDS * sections[found.section]:
             problems.append(f"{found.where}: no prose beside {found.unit[1]} of {found.unit[0]}")
     words = prose.total()
     if minutes(words) > MAX_MINUTES:
-        name = page.relative_to(ROOT)
         problems.append(f"{name}: {minutes(words):.1f} minutes to read, of {MAX_MINUTES}")
     return blocks, prose, problems
 
@@ -106,6 +119,8 @@ def check(docs):
         blocks += found
         problems += wrong
     problems += check_blocks(blocks)
+    readme = docs.parent / "README.md"
+    problems += hand_typed(parse(readme.name, readme.read_text())[2])
     pages = [prose[f"{Path(stage).stem}.md"] for stage in STAGES]
     stages = minutes(sum(words.total() - words["folded"] for words in pages))
     if stages > MAX_STAGE_MINUTES:

@@ -2,9 +2,9 @@
 
 mkdocs.yml names `format_diff`, for a ```diff fence, and this module, a Markdown extension: it tells
 each fence that cog fills its file and unit, appends the whole files to the page, and puts the
-script's name below the page's title in the sidebar. Into docs/diff.md, docs/compose.md,
-docs/watch.md and docs/choose.md it puts what their JavaScript needs. It also marks what
-docs/assets/series.css needs to wrap code well on a phone.
+reading time below the page's title and, in the sidebar, the script's name. Into docs/diff.md,
+docs/compose.md, docs/watch.md and docs/choose.md it puts what their JavaScript needs. It also marks
+what docs/assets/series.css needs to wrap code well on a phone.
 """
 
 import ast
@@ -23,6 +23,7 @@ from pygments.lexers import get_lexer_by_name
 from bench import calculator, memory, scaling
 from tools.compose.__main__ import BASES, PAIRS
 from tools.judge.faults import FAULTS
+from tools.pages.check_docs import reading_time
 from tools.pages.fences import DOCUMENTED, language_of, marked_units, step_to
 from tools.steps import ROOT, STAGES
 
@@ -262,6 +263,9 @@ class Sources(Preprocessor):
     def run(self, lines):
         """Returns the lines of a page, with what they lack."""
         text = "\n".join(lines)
+        if lines[0].startswith("# "):
+            time = f'<p class="reading-time" data-search-exclude>{reading_time(text)}</p>'
+            text = "\n".join([lines[0], "", self.md.htmlStash.store(time), *lines[1:]])
         self.add_subtitle(dict.fromkeys(file for file, _ in re.findall(COG_FENCE, text)))
         text = re.sub(f"({COG_FENCE}diff .*)", r'\1 file="\2" unit="\3"', text)
         text = re.sub(f"({COG_FENCE}(?:python|bash))(?=\n)", r'\1 title="\2 · \3"', text)

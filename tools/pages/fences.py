@@ -1,4 +1,4 @@
-"""Cuts the docs' code blocks from the files: `cog` calls `fence` from within the Markdown pages.
+"""Cuts the code blocks of README and docs from the files: `cog` calls these functions there.
 
     <!-- [[[cog fence("multigpu.py", "Trainer.__init__") ]]] -->
 
@@ -10,7 +10,9 @@ three of which are `header`, `setup` and `launch`, the others named by their fir
 import ast
 import difflib
 import functools
+import itertools
 import re
+import textwrap
 
 from tools.steps import ALL, JOB_STEPS, ROOT, STEPS, Step
 
@@ -19,6 +21,12 @@ DOCUMENTED = START + ALL
 MAX_UNIT_LINES = 75  # a class up to this length is one unit
 MAX_REMOVED_LINES = 12  # of a unit that a step drops whole: of a longer one, the first is shown
 CONTEXT_LINES = 2  # unchanged ones around a changed one
+USES = {  # what units of singlegpu.py are for
+    "make the model and the data": "ToyModel ToyDataset main",
+    "save and load snapshots": "Trainer._save_snapshot Trainer._load_snapshot",
+    "read the arguments": "parse_args",
+    "are the training step": "Trainer._run_batch",
+}
 
 
 def first_line(node):
@@ -144,3 +152,42 @@ def block(file, unit):
 def fence(file, unit):
     """Prints the block of one unit, where cog picks it up."""
     print(block(file, unit))
+
+
+def essential(file, *texts):
+    """Prints a block of changed lines of the step to `file`: those that contain `texts`.
+
+    Each text must be in exactly one. Where lines are left out, a mark names the unit that follows;
+    the lines below a mark lose the indent that they share.
+    """
+    units_of_lines, lines = [], []
+    for unit, changed in changed_units(step_to(file)).items():
+        lines += ["@@", *changed]
+        units_of_lines += [unit] * (1 + len(changed))
+    chosen = set()
+    for text in texts:
+        found = [i for i, line in enumerate(lines) if line[:1] in ("+", "-") and text in line]
+        if len(found) != 1:
+            raise ValueError(f"{len(found)} changed lines of {file} contain {text!r}, not one")
+        chosen.add(found[0])
+    shown, unit = [], None
+    for start in sorted(index for index in chosen if index - 1 not in chosen):
+        end = next(index for index in itertools.count(start) if index not in chosen)
+        code = textwrap.dedent("\n".join(line[1:] for line in lines[start:end])).splitlines()
+        shown.append("@@" if units_of_lines[start] == unit else f"@@ {units_of_lines[start]} @@")
+        shown += [line[0] + rest for line, rest in zip(lines[start:end], code, strict=True)]
+        unit = units_of_lines[start]
+    print("```diff", *shown, "```", sep="\n")
+
+
+def step():
+    """Prints the training step of singlegpu.py, after what the file's other lines are for."""
+    parts = units("singlegpu.py")
+    sizes = {unit: sum(1 for line in lines if line.strip()) for unit, lines in parts.items()}
+    counts = [f"Of its {sum(sizes.values())} lines, blank ones not counted"]
+    for use, names in USES.items():
+        counts.append(f"{sum(sizes.pop(unit) for unit in names.split())} {use}")
+    counts.insert(-1, f"{sum(sizes.values())} run the epochs, log and import")
+    print(textwrap.fill(f"{', '.join(counts[:-1])}, and {counts[-1]}:", 100))
+    code = textwrap.dedent("\n".join(parts["Trainer._run_batch"])).strip()
+    print("```python", code, "```", sep="\n")
