@@ -92,8 +92,8 @@ def test_calculator_leaves_a_tenth(monkeypatch, capsys):
 def test_worked_questions(monkeypatch, capsys):
     """Each number of an answer in docs/choose.md is one of the calculator's, for its links."""
     text = (ROOT / "docs" / "choose.md").read_text()
-    answers = text.split("### Five questions")[1].split("\n## ")[0].split("<details")[1:]
-    assert len(answers) == 5
+    answers = text.split("### Two questions")[1].split("\n## ")[0].split("<details")[1:]
+    assert len(answers) == 2
     for answer in answers:
         for query in re.findall(r"\.md\?([\w=&]+)", answer):
             values = dict(parse_qsl(query))
@@ -102,6 +102,7 @@ def test_worked_questions(monkeypatch, capsys):
                 "compile" in values
             )
             arguments += f" --context {values.get('context', 8192)}"
+            arguments += f" --loss_chunks {values.get('loss_chunks', 1)}"
             run_calculator(
                 f"{arguments} --gpu_memory {values.get('gpu_memory', 80)}e9", monkeypatch
             )
