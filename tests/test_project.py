@@ -109,7 +109,9 @@ def test_cascade_of_nothing(copy, name):
 NAMES = ["singlegpu.py", *(step.file for step in steps.ALL if step.file.endswith(".py"))]
 SOURCES = {name: (ROOT / name).read_text() for name in NAMES}
 JOB_FILES = ["slurm/singlegpu.sbatch", *(step.file for step in steps.JOB_STEPS)]
-SYNC_AND_REPLACE = r"file\.flush\(\)\n +os\.fsync\(file\.fileno\(\)\)\n.+\n.+\n +os\.replace\(tmp_path, path\)"
+SYNC_AND_REPLACE = (
+    r"file\.flush\(\)\n +os\.fsync\(file\.fileno\(\)\)\n.+\n.+\n +os\.replace\(tmp_path, path\)"
+)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "torch.save(" in SOURCES[name]])
