@@ -44,7 +44,7 @@ def test_flops_are_those_of_the_script():
 @pytest.mark.long
 @pytest.mark.parametrize("run", [memory_peaks.RUNS[n] for n in (3, 4, 7, 10)], ids=str)
 def test_measured_peak(run):
-    """Of the runs that docs/choose.md sums up: losses compiled and in chunks, all kinds of shards."""
+    """Of the runs that docs/choose.md sums up: losses compiled or in chunks, and shards."""
     predicted, measured = memory_peaks.run(*run)
     print(predicted, measured)
     assert predicted == pytest.approx(measured, rel=0.1)

@@ -18,13 +18,14 @@ from helpers import (
     patch,
     pause,
     resize,
+    snippet,
 )
 from test_bad_input import module
 from test_gpt import TINY
 from test_gpus import NAMES, options_of
 
 from tools.launch.jobs import pretend_gpus
-from tools.launch.snapshots import load, write_text
+from tools.launch.snapshots import load, max_abs_diff, write_text
 
 GPT = f"{TINY} --text text --batch_size 4"
 # Killed by SIGKILL after five of the steps of an epoch, of which the snapshot has four.
@@ -195,6 +196,26 @@ script.ToyDataset = Dataset
     output = start(shell, "multinode.py", "2 --num_workers 2", setup).succeeds()
     drawn = re.findall(r"drawn (\S+)", output)
     assert len(drawn) == len(set(drawn)) > 30
+
+
+LOSSES = """
+import torch.distributed as dist
+import torch.nn.functional as F
+{functions}
+nn.MSELoss = lambda: {name}
+SGD = torch.optim.SGD
+torch.optim.SGD = lambda parameters, lr, **options: SGD(parameters, 1e-4, **options)
+"""
+
+
+@pytest.mark.parametrize("name", ["summed_loss", "masked_loss", "contrastive_loss"])
+def test_losses_that_are_no_plain_mean(shell, name):
+    """With the page's lines, two ranks train as one with all the samples."""
+    setup = LOSSES.format(functions=snippet("your_project.md", name, "python"), name=name)
+    start(shell, "multinode.py", "2", setup).succeeds()
+    start(shell, "multinode.py", "2 --batch_size 64 --snapshot_path one.pt", setup, 1).succeeds()
+    weights = [load(shell.folder / file)["model"].values() for file in ("snapshot.pt", "one.pt")]
+    assert max_abs_diff(*weights) < 1e-6
 
 
 FAILING = """
