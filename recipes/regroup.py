@@ -400,7 +400,7 @@ def main(args):
     trainer = Trainer(model, train_loader, loss_fn, optimizer, device, args)
     try:
         trainer.train()
-    except RuntimeError:  # of a collective: another rank is gone
+    except (RuntimeError, SystemExit):  # the latter if the coordinator is gone
         if device.type == "cpu" and local_rank == 0:  # after NCCL's, weights may be garbage
             trainer.save_after_failure()
         raise

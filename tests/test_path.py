@@ -84,6 +84,7 @@ EXCEPTIONS = [
         "two nodes",
         joined=("of 2 starts", "(?s)of 4 starts.*saved own_disks.pt"),
     ),
+    Row("save_after_failure.md: torch", "a rank is killed", until="saved save_after_failure.pt"),
     Row(
         "regroup.md: python recipes/regroup.py ",
         "three processes, of which the last one is killed",
