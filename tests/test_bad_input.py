@@ -219,7 +219,6 @@ def test_full_disk(shell, setup, cause):
     ],
 )
 def test_loss_that_is_not_finite(shell, script, options):
-    """No snapshot is saved; elastic_ddp.py saves none at its exit, either."""
     write_text(shell.folder / "text", 128 + VAL_CHUNKS, 8)
     job = shell.ranks(f"{script} 3 1 {options}")
     job.fails(

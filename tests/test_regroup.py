@@ -10,7 +10,7 @@ import time
 
 import pytest
 import torch
-from helpers import assert_trained, patch
+from helpers import assert_trained, patch, position
 
 from tools.launch.jobs import TIMEOUT_S, TimeLimit, free_port
 from tools.steps import ROOT
@@ -158,6 +158,18 @@ script.Trainer._run_batch = run_batch
     training.join()
     assert training.processes[0].wait() == 1
     assert "RuntimeError: a bug" in training.processes[0].output
+
+
+def test_coordinator_is_gone(shell):
+    """The processes end, and one has saved the last step."""
+    training = Training(shell, 60, "--save_every_steps 100000")
+    for size in (1, 2):
+        training.join()
+        training.wait_for_group(size)
+    training.coordinator.end()
+    for process in training.processes:
+        process.fails("the coordinator is gone")
+    assert position(shell.folder / "snapshot.pt") == tuple(training.last_step()[1])
 
 
 def test_no_coordinator(shell):

@@ -31,7 +31,7 @@ RUNS = {
     "preemptible.py": (TWO + STEPS_5, 96, "1 7 15"),
     "elastic_ddp.py": (
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --max-restarts=1"
-        " --nproc_per_node=2 {script} 2 1 --global_batch_size 8",
+        " --nproc_per_node=2 {script} 2 1 --global_batch_size 8 --save_every_steps 1",
         16,
         "1 1 9",
     ),
