@@ -44,7 +44,7 @@ RECIPES = [
     Step("multinode.py", "recipes/fsdp.py", 58),
 ]
 LATER_RECIPES = [  # of stages that save within an epoch
-    Step("preemptible.py", "recipes/step_timeout.py", 28),
+    Step("preemptible.py", "recipes/step_timeout.py", 30),
     Step("elastic_ddp.py", "recipes/own_disks.py", 10),
     Step("elastic_ddp.py", "recipes/regroup.py", 116),
 ]
