@@ -33,7 +33,7 @@ JOB_STEPS = [
 ]
 RECIPES = [
     Step("multinode.py", "recipes/mixed_precision.py", 20),
-    Step("multinode.py", "recipes/gradient_accumulation.py", 24),
+    Step("multinode.py", "recipes/gradient_accumulation.py", 22),
     Step("multinode.py", "recipes/evaluate.py", 41),
     Step("recipes/evaluate.py", "recipes/images.py", 66),
     Step("multinode.py", "recipes/tensorboard_logging.py", 18),
