@@ -362,7 +362,7 @@ def test_conflict(tmp_path):
 @pytest.mark.parametrize(
     "parts, checks",
     [
-        ("preemptible.py recipes/tensorboard_logging.py", 18),
+        ("preemptible.py recipes/tensorboard_logging.py", 19),
         ("gpt/async_save.py gpt/three_d.py", 7),
     ],
 )
