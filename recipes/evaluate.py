@@ -241,8 +241,12 @@ def main(args):
     )
     # Each sample on exactly one rank: a DistributedSampler would repeat some.
     val_shard = Subset(val_set, range(dist.get_rank(), len(val_set), dist.get_world_size()))
-    batch_size = train_loader.batch_sampler.batch_size
-    val_loader = DataLoader(val_shard, batch_size, num_workers=args.num_workers)
+    val_loader = DataLoader(
+        val_shard,
+        train_loader.batch_sampler.batch_size,
+        num_workers=args.num_workers,
+        worker_init_fn=train_loader.worker_init_fn,
+    )
     Trainer(model, train_loader, val_loader, loss_fn, optimizer, device, args).train()
     time.sleep(0.1)  # gloo may abort at exit without it (see pytorch#190489, the comments)
     dist.destroy_process_group()

@@ -15,7 +15,6 @@ import os
 import socket
 import sys
 import time
-from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
@@ -92,7 +91,7 @@ class Trainer:
             end = start + self.args.batch_size
             micro_inputs = inputs[start:end]
             # DDP averages the gradients once, in the backward() of the last micro-batch.
-            with self.model.no_sync() if end < len(inputs) else nullcontext():
+            with self.model.no_sync() if end < len(inputs) else contextlib.nullcontext():
                 micro_loss = self.loss_fn(self.model(micro_inputs), targets[start:end])
                 micro_loss = micro_loss * len(micro_inputs) / len(inputs)
                 micro_loss.backward()

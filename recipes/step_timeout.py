@@ -105,7 +105,8 @@ class Trainer:
         self.total_loss = torch.zeros((), device=device)  # of the epoch's samples so far
         self.names = [None] * dist.get_world_size()
         dist.all_gather_object(self.names, f"rank {dist.get_rank()} on {socket.gethostname()}")
-        self.deadline = time.monotonic() + args.step_timeout
+        model.register_forward_hook(self._set_deadline)  # in an evaluation, too
+        self._set_deadline()
         threading.Thread(target=self._watch_steps).start()
         with contextlib.suppress(FileNotFoundError):  # of the first run
             os.lstat(args.snapshot_path)  # any other error is no sign that there is none
@@ -115,6 +116,9 @@ class Trainer:
 
     def _request_stop(self, signum, frame):
         self.stop_requested = True
+
+    def _set_deadline(self, *hook_arguments):
+        self.deadline = time.monotonic() + self.args.step_timeout
 
     def _watch_steps(self):  # in a thread: ends this rank once any rank is past its deadline
         store = next(dist.rendezvous("env://"))[0]  # torchrun's: it outlives any rank
@@ -155,7 +159,6 @@ class Trainer:
         self.optimizer.zero_grad()
         loss = self.loss_fn(self.model(inputs), targets)
         self.steps += 1
-        self.deadline = time.monotonic() + self.args.step_timeout
         loss.backward()
         self.optimizer.step()
         self.total_loss += loss.detach() * global_size / dist.get_world_size()

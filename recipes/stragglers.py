@@ -83,9 +83,9 @@ class Trainer:
         self.samples = 0  # on this rank, of the steps that are logged next
         self.start_time = time.perf_counter()
         self.data_seconds = 0.0  # waiting for data
-        # In most models, the gradient of the first parameter is the last to be computed.
-        first = next(p for p in model.parameters() if p.requires_grad)
-        first.register_post_accumulate_grad_hook(self._end_busy_time)
+        for parameter in model.parameters():
+            if parameter.requires_grad:  # the last gradient to be computed ends the busy time
+                parameter.register_post_accumulate_grad_hook(self._end_busy_time)
         self.busy_times = []  # start and end of each of these steps
         self.nodes = [None] * dist.get_world_size()
         dist.all_gather_object(self.nodes, socket.gethostname())

@@ -56,10 +56,9 @@ class ToyDataset(Dataset):
 POWERS = torch.full((2**20,), 6364136223846793005).cumprod(0)  # of an odd number, modulo 2**64
 
 
-def digest(tensor):
-    """Returns a polynomial hash of the bytes of `tensor`, computed on its device."""
-    chunks = tensor.detach().flatten().view(torch.uint8).split(len(POWERS))
-    powers = POWERS.to(tensor.device)
+def digest(tensor, powers=POWERS):
+    """Returns a polynomial hash of the bytes of `tensor`, computed where `powers` is."""
+    chunks = tensor.detach().flatten().view(torch.uint8).split(len(powers))
     sums = torch.stack([(chunk * powers[: len(chunk)]).sum() for chunk in chunks])
     return (sums * powers[: len(sums)]).sum().item()
 
@@ -124,9 +123,12 @@ class Trainer:
 
     def _verify(self, step, inputs):
         """Exits if weights differ between ranks, or if ranks share a sample or a random state."""
-        weights = {name: digest(p) for name, p in self.model.module.named_parameters()}
-        unique = {f"sample {i}": digest(sample) for i, sample in enumerate(inputs)}
+        powers = POWERS.to(self.device)
+        weights = {name: digest(p, powers) for name, p in self.model.module.named_parameters()}
+        unique = {f"sample {i}": digest(sample, powers) for i, sample in enumerate(inputs)}
         unique["random state"] = digest(torch.get_rng_state())
+        if self.device.type == "cuda":
+            unique["random state of the GPU"] = digest(torch.cuda.get_rng_state())
         gathered = [None] * dist.get_world_size()
         dist.all_gather_object(gathered, (weights, unique))
         for name in weights:

@@ -218,18 +218,27 @@ if hasattr(script, "GPT"):
     generate = getattr(script.GPT, "generate", None)
     script.GPT.generate = lambda self, *arguments: generate(self, *arguments[:-1], 4)
 """
-# Sends every rank, or the one named, the signal SIGNAL at SIGNAL_AT: an epoch, and samples of it.
-# The ranks ask after every tenth step whether to stop, however long the steps take.
+# Sends every rank, or the one named, the signal SIGNAL at SIGNAL_AT: an epoch, and samples of it,
+# or "evaluation". As from torchrun, it reaches a rank's data workers, too. The ranks ask after
+# every tenth step whether to stop, however long the steps take.
 SIGNAL = """
 script.Trainer.next_check = property(
     lambda self: self.steps + -self.steps % 10, lambda self, step: None
 )
 
-@before(script.Trainer, "_run_batch")
-def signal_oneself(self, inputs, targets):
-    if os.environ.get("SIGNAL_AT") == f"{self.epochs_run} {self.samples_run}":
+def signal_at(position):
+    if os.environ.get("SIGNAL_AT") == position:
         if os.environ["RANK"] == os.environ.get("SIGNAL_RANK", os.environ["RANK"]):
-            os.kill(os.getpid(), int(os.environ["SIGNAL"]))
+            os.killpg(os.getpid(), int(os.environ["SIGNAL"]))
+
+@before(script.Trainer, "_run_batch")
+def signal_in_training(self, inputs, targets):
+    signal_at(f"{self.epochs_run} {self.samples_run}")
+
+def signal_in_evaluation(module, inputs, outputs):
+    if not torch.is_grad_enabled():
+        signal_at("evaluation")
+nn.modules.module.register_module_forward_hook(signal_in_evaluation)
 """
 # DDP's mean of the gradients and local SGD's of the weights are the same for a linear optimizer;
 # and AdamW and clipping would hide a constant factor.

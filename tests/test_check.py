@@ -15,6 +15,7 @@ from tools.judge.run import WrongError
 from tools.judge.stages import STAGES
 from tools.launch.jobs import TIMEOUT_S, TimeLimit, environments
 from tools.steps import ROOT
+from tools.steps import STAGES as CHAIN
 
 TASK = """
 import torch
@@ -195,8 +196,11 @@ def after(number, params):
 
 @pytest.mark.long
 @pytest.mark.parametrize("stage", after(6, list(STAGES)))
-def test_own_files_pass(tmp_path, stage):
+def test_own_files_pass(tmp_path, stage, capsys):
     assert judge(stage, ROOT / f"{stage}.py", toy_task, tmp_path) == []
+    verdict = capsys.readouterr().out.splitlines()[-1]
+    assert verdict.startswith(f"all {len(STAGES[stage].checks.split())} checks passed")
+    assert ("; next: docs/" in verdict) == (f"{stage}.py" in CHAIN[:-1])
 
 
 @pytest.mark.long

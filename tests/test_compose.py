@@ -16,6 +16,7 @@ import sys
 
 import pytest
 from helpers import (
+    FORK,
     KILL,
     NIGHTLY,
     PLAIN_SGD,
@@ -142,6 +143,7 @@ class Run:
             job = shell.ranks_on(ranks, command, **stop)
             assert job.wait() != 0
             self.output = job.output
+            assert ("stopped by a signal" in self.output) == ("SIGNAL" in stop), self.output
         self.output += shell.ranks_on(ranks, command).succeeds()
         self.snapshot = load_gpt(folder / "snapshot")
         text = (ROOT / script).read_text().splitlines()
@@ -182,10 +184,11 @@ def train(shell, parts, script=None, setup="", stop=None):
     elif "recipes/images.py" not in files:
         setup += resize(2050)  # of which the ranks can share four fifths
     options += " --save_every_steps 5" if "resumable.py" in files else ""
-    setup += SIGNAL if "preemptible.py" in files else KILL
+    setup += FORK + SIGNAL if "preemptible.py" in files else KILL
     key = (script or parts[0], options, setup, ranks)
     if stop:
-        return Run(shell, *key, stop)
+        workers = " --num_workers 1" if "SIGNAL" in stop else ""
+        return Run(shell, script, options + workers, setup, ranks, stop)
     if key not in RUNS:
         RUNS[key] = Run(shell, *key)
     return RUNS[key]
@@ -232,6 +235,8 @@ def prove(shell, pair):
     stop = {"SIGNAL": "15", "SIGNAL_AT": "0 16" if series(pair[0]) else "1 320"}
     if not any("preemptible.py" in ancestors(part) for part in pair):
         stop = {"KILL_AT": "40"}
+    elif any("recipes/evaluate.py" in ancestors(part) for part in pair):
+        stop["SIGNAL_AT"] = "evaluation"  # whose data workers must live on, too
     resumed = train(shell, pair, script, setup, stop)
     # A resumed run adds the same losses in another order.
     losses = [run.snapshot.pop("loss", 0) for run in (resumed, straight)]
@@ -357,7 +362,7 @@ def test_conflict(tmp_path):
 @pytest.mark.parametrize(
     "parts, checks",
     [
-        ("preemptible.py recipes/tensorboard_logging.py", 18),
+        ("preemptible.py recipes/tensorboard_logging.py", 19),
         ("gpt/async_save.py gpt/three_d.py", 7),
     ],
 )

@@ -147,7 +147,7 @@ def test_job_file(name):
     if "#SBATCH --nodes=1\n" not in text:
         assert "#SBATCH --wait-all-nodes=1\n" in text
         if "elastic" in name:
-            assert {"--no-kill", "--wait=60"} <= set(lines)
+            assert {"--no-kill", "--kill-on-bad-exit=0", "--wait=60"} <= set(lines)
         else:
             assert "--kill-on-bad-exit=1" in lines
 

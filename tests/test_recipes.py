@@ -241,6 +241,17 @@ class SlowDataset(script.ToyDataset):
 script.ToyDataset = SlowDataset
 """
 
+# The first parameter is in no forward pass.
+UNUSED = """
+class PartlyUsedModel(script.ToyModel):
+    def __init__(self):
+        super().__init__()
+        self.unused = nn.Parameter(torch.zeros(1))
+script.ToyModel = PartlyUsedModel
+nn.parallel.DistributedDataParallel = functools.partial(
+    nn.parallel.DistributedDataParallel, find_unused_parameters=True
+)
+"""
 # The forward pass takes 20 ms, that of the slow rank 25 ms: it has 0.8 times the speed. The wait
 # for most of it leaves the cores to the other ranks: with more ranks than cores, all would be slow.
 SLOW_RANK = """
@@ -287,7 +298,7 @@ def plain_loop(steps):
 
 def test_numbers_of_a_run_with_slow_data(shell):
     """stragglers.py and, in it, monitor.py log the plain loop's numbers, and rank 1 is slow."""
-    script = patch(shell.folder, "recipes/stragglers.py", SLOW_DATA)
+    script = patch(shell.folder, "recipes/stragglers.py", SLOW_DATA + UNUSED)
     lines = logged(shell.ranks(f"{script} 1 --log_every 16", 2).succeeds())
     assert list(lines) == [16, 32]
     reference = plain_loop(32)

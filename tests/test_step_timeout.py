@@ -7,6 +7,7 @@ import signal
 import pytest
 from helpers import assert_equal, needs_slurm, patch, position, snippet
 
+from tools.compose.__main__ import compose
 from tools.steps import ROOT
 
 SCRIPT = "recipes/step_timeout.py"
@@ -60,6 +61,21 @@ def test_late_rank_is_named(shell, cause):
     output = shell.run(f"{command} {epochs} --step_timeout 20", BUSY="1")
     assert f"{epochs - 1} of {epochs} epochs done" in output
     assert_trained(shell, epochs)
+
+
+@pytest.mark.long
+def test_long_evaluation(shell):
+    """In a composed script, an evaluation may take longer than a step."""
+    script = shell.folder / "composed.py"
+    lines = compose([SCRIPT, "recipes/evaluate.py"], script.name)
+    script.write_text("\n".join(line for line, _ in lines))
+    setup = """
+@before(script.nn.MSELoss, "forward")
+def slow_down(self, outputs, targets):
+    time.sleep(0 if torch.is_grad_enabled() else 0.5)
+"""
+    path = patch(shell.folder, script, setup, "slow.py")
+    assert shell.ranks(f"{path} 1 --step_timeout 2", 2).succeeds().count("val loss") == 2
 
 
 @pytest.fixture

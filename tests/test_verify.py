@@ -7,6 +7,7 @@ import torch
 from helpers import BATCH_NORM_AND_DROPOUT, at_step, fences, patch
 
 from recipes.verify import digest
+from tools.launch.jobs import pretend_gpus
 from tools.launch.snapshots import load, max_abs_diff
 
 FLIP_BIT = "self.model.module.net2.weight.data.view(torch.int32)[3, 4] ^= rank == 1"
@@ -39,11 +40,13 @@ def seed_without_rank(seed):
     manual_seed(0)
 torch.manual_seed = seed_without_rank
 """
+SAME_GPU_STATE = "torch.cuda.get_rng_state = lambda: torch.zeros(16, dtype=torch.uint8)"
 FAULTS = {
     "frozen": (FROZEN + at_step(25, CHANGE_FROZEN), r"step 30: scale differs on ranks \[2\]"),
     "late": (at_step(25, LATE), r"step 30: late differs on ranks \[0, 1, 2\]"),
     "same shard": (SAME_SHARD, r"step 1: sample 0 of rank 2 is also on rank 0"),
     "own order": (OWN_ORDER, r"step \d+: sample \d+ of rank [12] is also on rank [01]"),
+    "GPU": (SAME_GPU_STATE, "step 1: random state of the GPU of rank 1 is also on rank 0"),
     "same seed": (SAME_SEED, "step 1: random state of rank 1 is also on rank 0"),
 }
 
@@ -60,7 +63,8 @@ def test_one_bit_of_one_weight(shell, ranks, named):
 def test_fault_is_named(shell, fault):
     setup, line = FAULTS[fault]
     script = patch(shell.folder, "recipes/verify.py", setup)
-    job = shell.ranks(f"{script} 4 --verify_every 10", 3)
+    variables = pretend_gpus(3) if fault == "GPU" else {}
+    job = shell.ranks(f"{script} 4 --verify_every 10", 3, **variables)
     job.fails()
     assert re.search(line, job.output), job.output
 

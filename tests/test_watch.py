@@ -215,8 +215,9 @@ def test_script_of_ones_own(tmp_path, steps, end, printed):
 
 @needs_browser
 def test_groups(tmp_path):
-    """A rank is held in a collective until those of its group are there, and no longer."""
-    early, late = ([[line, None, {}] for line in range(1, n)] for n in (2, 3))
+    """A rank is held in a collective until those of its group are there; all ranks are in sight."""
+    samples = {"samples": " ".join(map(str, range(500, 564)))}
+    early, late = ([[line, None, samples] for line in range(1, n)] for n in (2, 3))
     ends = {group: [[3, "all_reduce", {}, group], [4, None, {}]] for group in ((0, 1), (2, 3))}
     ranks = [early + ends[0, 1], ends[0, 1], late + ends[2, 3], late + ends[2, 3]]
     files = {"groups.py": {"attempts": [ranks], "end": "", "code": [0, 0, 0, 0]}}
@@ -226,6 +227,8 @@ def test_groups(tmp_path):
         for step in range(4):
             page.goto(f"{address}/page.html?step={step}")
             said.append(page.locator(".says").inner_text())
+            table = page.locator(".values")
+            assert table.evaluate("table => table.scrollWidth <= table.clientWidth")
     assert said == [
         "Rank 1 waits in line 3: all_reduce.",
         "Ranks 0, 1 are in a collective: all_reduce.",
@@ -247,7 +250,8 @@ def go_to(page, collective, player=".watch"):
 def test_player(site):  # noqa: F811  the fixture
     """Each recording plays to its end; a mean of gradients is that of the ranks' own."""
     with browser_of(site) as (page, address):
-        page.goto(f"{address}/watch.html?watch=multigpu.py&step=0")
+        page.goto(f"{address}/watch.html")
+        assert page.locator(".watch select").input_value() == "multigpu.py"
         go_to(page, "All ranks are in a collective: DDP: all-reduce 165 gradients.")
         own = page.locator(".values tr", has_text="own gradient").locator("td").all_inner_texts()
         page.keyboard.press("ArrowRight")

@@ -32,19 +32,19 @@ JOB_STEPS = [
     Step("slurm/preemptible.sbatch", "slurm/elastic_ddp.sbatch", 24),
 ]
 RECIPES = [
-    Step("multinode.py", "recipes/mixed_precision.py", 20),
-    Step("multinode.py", "recipes/gradient_accumulation.py", 24),
-    Step("multinode.py", "recipes/evaluate.py", 38),
-    Step("recipes/evaluate.py", "recipes/images.py", 66),
+    Step("multinode.py", "recipes/mixed_precision.py", 18),
+    Step("multinode.py", "recipes/gradient_accumulation.py", 21),
+    Step("multinode.py", "recipes/evaluate.py", 41),
+    Step("recipes/evaluate.py", "recipes/images.py", 63),
     Step("multinode.py", "recipes/tensorboard_logging.py", 18),
     Step("recipes/tensorboard_logging.py", "recipes/monitor.py", 47),
     Step("recipes/monitor.py", "recipes/stragglers.py", 40),
     Step("multinode.py", "recipes/profiler.py", 16),
-    Step("multinode.py", "recipes/verify.py", 36),
+    Step("multinode.py", "recipes/verify.py", 37),
     Step("multinode.py", "recipes/fsdp.py", 54),
 ]
 LATER_RECIPES = [  # of stages that save within an epoch
-    Step("preemptible.py", "recipes/step_timeout.py", 28),
+    Step("preemptible.py", "recipes/step_timeout.py", 30),
     Step("elastic_ddp.py", "recipes/own_disks.py", 8),
     Step("elastic_ddp.py", "recipes/save_after_failure.py", 23),
     Step("recipes/save_after_failure.py", "recipes/regroup.py", 116),

@@ -148,7 +148,7 @@ for (const player of document.querySelectorAll(".watch")) {
       element("tr", {}, element("td"), ...found.map((_, rank) => element("th", {}, chip(rank)))),
       ...names.map((name) => {
         const cells = found.map(({ found: { [name]: cell }, before: { [name]: old } }) => {
-          const past = old && old.value !== cell?.value && name !== "step" ? ` ← ${old.value}` : "";
+          const past = old && old.value !== cell?.value && name !== "step" ? ` ←\u00a0${old.value}` : "";
           const shown = [cell?.value ?? "", element("span", { className: "before", textContent: past })];
           return element("td", { className: cell?.fresh ? "fresh" : "" }, ...shown);
         });
@@ -231,6 +231,8 @@ for (const player of document.querySelectorAll(".watch")) {
     continue;
   }
   const asked = new URLSearchParams(location.search);
+  const several = Object.keys(recordings).find((name) => recordings[name].attempts[0].length > 1);
   if (asked.get("watch") in recordings) choice.value = asked.get("watch");
+  else if (several) choice.value = several; // the first with ranks to compare
   open(asked.get("step") ?? last());
 }

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import textwrap
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -37,6 +38,7 @@ from tools.judge.stages import (
 from tools.launch.jobs import PRETEND_GPUS, Shell, free_port
 from tools.launch.snapshots import load, load_gpt, max_abs_diff, write_text
 from tools.steps import ROOT
+from tools.steps import STAGES as CHAIN
 
 PROBE = ROOT / "tools" / "judge" / "probe"
 sys.path.insert(0, str(PROBE))
@@ -346,6 +348,11 @@ class Judge:
             if first[what] != again[what]:
                 raise WrongError(f"Two runs begin with different {what}: is there no seed?")
 
+    def check_dropout(self):
+        for number, ranks in enumerate(zip(*self.straight.steps, strict=False), 1):
+            if len({step["random_state"] for step in ranks}) < len(ranks):
+                raise WrongError(f"In step {number}, two ranks draw the same random numbers.")
+
     def check_resume(self):
         self.resumed.succeed()
         found = len(self.resumed.batches())
@@ -557,6 +564,10 @@ def judge(name, file, task, folder):
                 saw, *output = str(error).splitlines()
                 for text in (textwrap.fill(saw, 94), *output, textwrap.fill(why, 94)):
                     print(textwrap.indent(text, "      "), flush=True)
+        if not failed:
+            following = dict(pairwise(CHAIN)).get(f"{name}.py", "").removesuffix(".py")
+            hint = f"; next: docs/{following}.md" if following else ""
+            print(f"all {len(STAGES[name].checks.split())} checks passed{hint}")
     finally:
         judge.shell.end_all()
     return failed

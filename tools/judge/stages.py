@@ -41,7 +41,7 @@ class Stage(NamedTuple):
 
 
 ONE = "starts batch samples order weights loss save log snapshot seed resume previous"
-SEVERAL = ONE.replace("starts", "starts processes")
+SEVERAL = ONE.replace("starts", "starts processes").replace("seed", "seed dropout")
 MULTINODE = Stage(f"{SEVERAL} gpus device restart disks")
 SIGNALS = f"{SEVERAL} gpus device restart signal"
 FSDP = Stage(  # resume: see signal

@@ -95,6 +95,7 @@ def note_step(optimizer, args, options):
         held=sum(p.numel() for p in held),
         gathered=gathered,
         running=running,
+        random_state=hashlib.blake2b(torch.get_rng_state().numpy()).hexdigest(),
         device=str(held[0].device),
         training=any(m.training for m in outermost.modules() if has_parameters(m, recurse=False)),
         wrappers=sum(isinstance(m, DistributedDataParallel) for m in outermost.modules()),
