@@ -337,10 +337,10 @@ def replace_environment(folder, **programs):
 
 @pytest.mark.long
 def test_site_lines(cluster, shell):
-    """docs/job_files.md: each job file sources slurm/site.sh in place of activating .venv."""
+    """docs/containers.md: each job file sources slurm/site.sh in place of activating .venv."""
     program = '#!/bin/bash\necho "$0 with $NCCL_SOCKET_IFNAME"\n'
     replace_environment(shell.folder, torchrun=program, python=program)
-    (shell.folder / "slurm" / "site.sh").write_text(snippet("job_files.md", "module load"))
+    (shell.folder / "slurm" / "site.sh").write_text(snippet("containers.md", "module load"))
     submit = "sbatch --nodes=1 --gpus-per-node=1 --output=%x.out"
     job = cluster(
         f"""
@@ -519,7 +519,7 @@ def test_pocket_cluster_without_slurm(tmp_path):
 @pytest.mark.nightly
 @pytest.mark.long
 def test_lines_for_job_files(ranks, shell):
-    """docs/job_files.md: what the job ran on, and torchrun in a container, with files of its ranks.
+    """The lines of docs/job_files.md and containers.md: a record, logs of the ranks, a container.
 
     What stands for Apptainer runs torchrun outside of any container.
     """
@@ -527,7 +527,7 @@ def test_lines_for_job_files(ranks, shell):
     record = snippet("job_files.md", "git log")
     job_file = job_file.replace("srun --label", f"{record}srun --label")
     (shell.folder / "container.sbatch").write_text(job_file)
-    (shell.folder / "slurm" / "site.sh").write_text(snippet("job_files.md", "apptainer exec"))
+    (shell.folder / "slurm" / "site.sh").write_text(snippet("containers.md", "apptainer exec"))
     apptainer = shell.folder / "bin" / "apptainer"
     apptainer.parent.mkdir()
     apptainer.write_text(
