@@ -13,7 +13,8 @@ for argument in "$@"; do
   previous=$argument
 done
 record=$(scontrol show job "$job")
-[[ $record == *PreemptTime=2* ]] && exec scontrol requeue "$job"  # the first digit of a year
+# Of a job that was preempted, this is a date, such as 2026-11-24T21:44:19; else it is None.
+[[ $record == *PreemptTime=2* ]] && exec scontrol requeue "$job"
 
 start=$(grep -oP ' StartTime=\K\S+' <<< "$record")
 lives=.lives-without-progress-$job

@@ -152,6 +152,18 @@ def test_job_file(name):
             assert "--kill-on-bad-exit=1" in lines
 
 
+@pytest.mark.parametrize("name", JOB_FILES)
+def test_job_file_alone(name, tmp_path):
+    """What a copied job file lacks is said as it starts, in a line."""
+    requeues = "slurm/requeue.sh" in (ROOT / name).read_text()
+    for missing in ["requeue.sh", ".venv"] if requeues else [".venv"]:
+        result = run("bash", "-c", PRETEND_SLURM, ROOT / name, folder=tmp_path)
+        assert result.returncode == 1 and result.stdout == ""
+        assert missing in result.stderr and result.stderr.count("\n") == 1
+        (tmp_path / "slurm").mkdir(exist_ok=True)
+        shutil.copy(ROOT / "slurm" / "requeue.sh", tmp_path / "slurm")
+
+
 # The targets of make, and scripts of bench/ and tools/ that no other test runs.
 
 WITH_BENCH = pytest.mark.skipif(

@@ -26,10 +26,10 @@ STEPS = [
 JOB_STEPS = [
     Step("slurm/singlegpu.sbatch", "slurm/multigpu.sbatch", 8),
     Step("slurm/multigpu.sbatch", "slurm/multigpu_torchrun.sbatch", 9),
-    Step("slurm/multigpu_torchrun.sbatch", "slurm/multinode.sbatch", 19),
+    Step("slurm/multigpu_torchrun.sbatch", "slurm/multinode.sbatch", 18),
     Step("slurm/multinode.sbatch", "slurm/multinode_srun.sbatch", 18),
     Step("slurm/multinode.sbatch", "slurm/preemptible.sbatch", 15),
-    Step("slurm/preemptible.sbatch", "slurm/elastic_ddp.sbatch", 24),
+    Step("slurm/preemptible.sbatch", "slurm/elastic_ddp.sbatch", 23),
 ]
 RECIPES = [
     Step("multinode.py", "recipes/mixed_precision.py", 18),
