@@ -22,18 +22,29 @@ from helpers import (
 from test_bad_input import module
 from test_gpt import TINY
 from test_gpus import NAMES, options_of
+from test_tokens import write_tokens
 
 from tools.launch.jobs import pretend_gpus
 from tools.launch.snapshots import load, write_text
 
 GPT = f"{TINY} --text text --batch_size 4"
+TOKENS = f"{TINY} {SHORT_VAL} --data tokens --batch_size 4 --generate 0"
 # Killed by SIGKILL after five of the steps of an epoch, of which the snapshot has four.
 STOPPED = [
     ("resumable.py", "--save_every_steps 4", 320),
     ("elastic_ddp.py", "--save_every_steps 4", 320),
     ("gpt/gpt.py", f"{GPT} --generate 0 --save_every_steps 4", 40),
     ("gpt/dcp.py", f"{GPT} {SHORT_VAL} --generate 0 --save_every_steps 4", 40),
+    ("gpt/tokens.py", f"{TOKENS} --save_every_steps 4", 40),
 ]
+# What each reads, and two bytes of it.
+FILES = {name: [("text", b"ab")] for name in ("gpt/gpt.py", "gpt/dcp.py")}
+FILES["gpt/tokens.py"] = [("tokens/1.uint16", b"89"), ("tokens/tokenizer.json", b"89")]
+
+
+def exchange(path, pair):
+    """Writes one of two bytes for the other; a second time, the file is as it was."""
+    path.write_bytes(path.read_bytes().translate(bytes.maketrans(pair, pair[::-1])))
 
 
 def start(shell, script, options, setup="", ranks=2, **variables):
@@ -44,6 +55,7 @@ def start(shell, script, options, setup="", ranks=2, **variables):
 def test_other_seed_or_data_within_an_epoch(shell, script, options, samples):
     """It is refused, and the snapshot left as it is; the same seed and data go on."""
     write_text(shell.folder / "text", 100, 8)
+    write_tokens(shell.folder / "tokens", 100, 8)
     variables = {"SIGNAL": "9", "SIGNAL_AT": f"0 {samples}"}
     assert start(shell, script, f"2 {options}", SIGNAL, **variables).wait() == -signal.SIGKILL
     job = start(shell, script, f"2 {options} --seed 1")
@@ -52,12 +64,11 @@ def test_other_seed_or_data_within_an_epoch(shell, script, options, samples):
             documented_error("its epoch is one of seed 0, 2048 samples, not seed 1, 2048 samples")
         )
     job.fails("its epoch is one of seed 0, ", ", not seed 1, ")
-    if script.startswith("gpt/"):
-        (shell.folder / "text").rename(shell.folder / "other")  # of the same size
-        job = start(shell, script, f"2 {options.replace('text text', 'text other')}")
-        job.fails("its epoch is one of seed 0, ", ", not seed 0, ")
-        (shell.folder / "other").rename(shell.folder / "text")
-    else:
+    for name, pair in FILES.get(script, []):
+        exchange(shell.folder / name, pair)  # of the same size
+        start(shell, script, f"2 {options}").fails("one of seed 0, ", ", not seed 0, ")
+        exchange(shell.folder / name, pair)
+    if script not in FILES:
         job = start(shell, script, f"2 {options}", resize(2049))
         job.fails("of seed 0, 2048 samples, not seed 0, 2049 samples")
     assert "0 of 1 epochs done" in start(shell, script, f"1 {options}").succeeds()
@@ -71,6 +82,20 @@ def test_ranks_with_data_of_unequal_length(shell, script):
     job = start(shell, script, "2", setup)
     job.fails("ranks start at [(0, ", "2048 samples'), (0, ", "2040 samples')]")
     assert not (shell.folder / "snapshot.pt").exists()
+
+
+@pytest.mark.parametrize("script", FILES)
+def test_ranks_with_other_data_of_equal_size(shell, script):
+    folders = [shell.folder / "a", shell.folder / "b"]
+    for folder in folders:
+        folder.mkdir()
+        write_text(folder / "text", 100, 8)
+        write_tokens(folder / "tokens", 100, 8)
+    options = next(options for name, options, _ in STOPPED if name == script)
+    name, pair = FILES[script][-1]
+    exchange(folders[1] / name, pair)
+    job = shell.ranks_on(folders, f"{script} 1 {options}")
+    job.fails("ranks start at [(", ": share or copy the snapshot and data, use one seed")
 
 
 # Breaks a value of rank 1 after a step that is counted over all epochs.
