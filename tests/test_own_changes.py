@@ -14,6 +14,7 @@ from helpers import (
     SIGNAL,
     assert_trained,
     documented_error,
+    equal_snapshots,
     load_state,
     patch,
     pause,
@@ -25,7 +26,7 @@ from test_gpus import NAMES, options_of
 from test_tokens import write_tokens
 
 from tools.launch.jobs import pretend_gpus
-from tools.launch.snapshots import load, write_text
+from tools.launch.snapshots import load, load_gpt, write_text
 
 GPT = f"{TINY} --text text --batch_size 4"
 TOKENS = f"{TINY} {SHORT_VAL} --data tokens --batch_size 4 --generate 0"
@@ -320,3 +321,38 @@ for name in ("ToyModel", "ConvNet", "GPT", "Llama"):
 def test_with_a_frozen_layer(shell, name):
     options = options_of(shell, name)
     start(shell, name, f"1 1 {options} --snapshot_path {shell.folder}/s", FREEZE).succeeds()
+
+
+# A layer that is used from the second epoch on.
+LATER = """
+class Block(script.Block):
+    def __init__(self, config):
+        super().__init__(config)
+        self.later = nn.Linear(config.n_embd, config.n_embd, bias=False)
+    def forward(self, x):
+        return self.later(super().forward(x)) if script.epoch > 0 else super().forward(x)
+script.Block = Block
+script.epoch = 0
+@before(script.Trainer, "_run_epoch")
+def note_epoch(self, epoch):
+    script.epoch = epoch
+"""
+
+
+@pytest.mark.parametrize("script", ["gpt/fsdp.py", "gpt/muon.py", "gpt/local_sgd.py"])
+def test_weight_without_a_gradient_yet(shell, script):
+    """It is resumed, bit for bit, and said; a weight that a snapshot lacks is an error."""
+    write_text(shell.folder / "text", 100, 8)
+    options = f"2 1 {GPT} {SHORT_VAL} --generate 0 --snapshot_path"
+    start(shell, script, f"{options} whole", LATER).succeeds()
+    stop = {"SIGNAL": "9", "SIGNAL_AT": "1 0"}
+    assert start(shell, script, f"{options} s", LATER + SIGNAL, **stop).wait() == -signal.SIGKILL
+    job = start(shell, script, f"{options} s", LATER + LATER.replace("later", "more"))
+    job.fails("Missing key in checkpoint state_dict: ", "model.blocks.0.more.weight")
+    output = start(shell, script, f"{options} s", LATER).succeeds()
+    said = "has no optimizer state of blocks.0.later.weight: it had no gradient yet"
+    assert output.count("has no optimizer state") == output.count(said) == 1
+    snapshots = [load_gpt(shell.folder / name) for name in ("whole", "s")]
+    losses = [snapshot.pop("loss") for snapshot in snapshots]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    assert equal_snapshots(*snapshots)
