@@ -234,8 +234,11 @@ class Trainer:
         self.is_main = dist.get_rank() == 0  # logs for all ranks
         self.shape = model.shape
         self.data_key = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # which decide it
-        files = [(path.name, path.stat().st_size) for path in sorted(args.data.glob("*.uint*"))]
-        self.data_key += f" of files {zlib.crc32(str(files).encode()):08x}"
+        paths = [args.data / "tokenizer.json", *sorted(args.data.glob("*.uint*"))]
+        files = [(str(path), path.stat().st_size) for path in paths]
+        data = [torch.from_file(name, size=size, dtype=torch.uint8) for name, size in files]
+        ends = [(len(file), file[:1024].tolist(), file[-1024:].tolist()) for file in data]
+        self.data_key += f" of files {zlib.crc32(str(ends).encode()):08x}"
         self.epochs_run = 0
         self.samples_run = 0
         self.loss = 0.0
@@ -257,8 +260,7 @@ class Trainer:
         self.snapshot = None
         with contextlib.suppress(FileNotFoundError):  # of the first run
             folders = [f for f in Path(args.snapshot_path).iterdir() if f.match(SNAPSHOT_NAMES)]
-            # .metadata is written last: only complete snapshots have it.
-            complete = [folder for folder in folders if ".metadata" in os.listdir(folder)]
+            complete = [f for f in folders if ".metadata" in os.listdir(f)]  # it is written last
             self.snapshot = max(complete, default=None)
         self._agree_on_start()
         if self.snapshot:
@@ -381,9 +383,8 @@ class Trainer:
         if not math.isfinite(total):  # a sum with nan or inf is nan or inf
             sys.exit("cannot save: the loss or a weight is nan or inf; lower the learning rate?")
         if self.is_main:
-            for folder in Path(self.args.snapshot_path).glob(SNAPSHOT_NAMES):
-                if folder != self.snapshot:  # an older one, or one that a kill has cut short
-                    shutil.rmtree(folder)
+            for folder in set(Path(self.args.snapshot_path).glob(SNAPSHOT_NAMES)) - {self.snapshot}:
+                shutil.rmtree(folder)  # an older one, or one that a kill has cut short
         name = f"epoch_{self.epochs_run:04}_sample_{self.samples_run:012}"
         path = Path(self.args.snapshot_path, name)
         try:
@@ -415,6 +416,11 @@ class Trainer:
             dcp.load(snapshot, checkpoint_id=path)
             if snapshot["shape"] != self.shape:
                 raise ValueError(f"saved by a model of {snapshot['shape']}, not {self.shape}")
+            self._state_dict()  # gives the optimizer a state of each weight
+            saved = " ".join(dcp.FileSystemReader(path).read_metadata().state_dict_metadata)
+            for name, weight in self.model.named_parameters():
+                if f".state.{name}." not in saved and self.optimizer.state.pop(weight, None):
+                    self._log(f"{path} has no optimizer state of {name}: it had no gradient yet")
             snapshot = self._state_dict()
             dcp.load(snapshot, checkpoint_id=path)  # into the tensors in use
             self.epochs_run = snapshot["epochs_run"]

@@ -2,7 +2,7 @@
 
 Writes FOLDER/tokenizer.json, and FOLDER/000000.uint16 and so on: the numbers of the tokens, of 16
 bits each, or of 32 (.uint32) for a vocabulary above 65,536. After each file of the text comes the
---end_token; of a .jsonl file, after the "text" of each line.
+--end_token; of a .jsonl or .json file, after the "text" of each line.
 Without --tokenizer, it first trains one on the text: byte pair encoding, as in GPT-2.
 """
 
@@ -47,16 +47,16 @@ def train_tokenizer(paths, vocab_size, end_token):
     return tokenizer
 
 
-def pieces(paths):
+def pieces(paths, size=PIECE_SIZE):
     """Yields each document in pieces, to the end of a line if near, and then an empty one."""
     for path in paths:
         try:
-            if path.suffix == ".jsonl":
+            if path.suffix.lower() in (".jsonl", ".json"):
                 yield from texts_of_lines(path)
                 continue
             with open(path, encoding="utf-8-sig", newline="") as file:  # as it is, \r\n too
-                while piece := file.read(PIECE_SIZE):
-                    yield piece + file.readline(PIECE_SIZE)
+                while piece := file.read(size):
+                    yield piece + file.readline(size)
         except UnicodeDecodeError as error:
             sys.exit(f"--text {path} is not UTF-8: convert it, such as with iconv ({error})")
         yield ""
@@ -81,7 +81,6 @@ def texts_of_lines(path):
 def encode(tokenizer, texts, end_token):
     """Yields the tokens of each text; the library encodes those of a batch on all cores."""
     end_id = tokenizer.token_to_id(end_token)
-    tokenizer.encode_special_tokens = True  # a text may contain `end_token`, and goes on
     while batch := list(itertools.islice(texts, BATCH_SIZE)):
         encodings = tokenizer.encode_batch_fast(batch, add_special_tokens=False)
         for text, encoding in zip(batch, encodings, strict=True):
@@ -131,26 +130,41 @@ def parse_args():
 def make_tokenizer(args):
     """Reads the tokenizer, or trains one; exits if it does not fit."""
     if not args.tokenizer:
-        return train_tokenizer(args.text, args.vocab_size, args.end_token)
-    try:
-        tokenizer = Tokenizer.from_file(args.tokenizer)
-    except Exception as error:
-        sys.exit(f"cannot read --tokenizer {args.tokenizer}: {error}")
-    if tokenizer.token_to_id(args.end_token) is None:
+        tokenizer = train_tokenizer(args.text, args.vocab_size, args.end_token)
+    else:
+        try:
+            tokenizer = Tokenizer.from_file(args.tokenizer)
+        except Exception as error:
+            sys.exit(f"cannot read --tokenizer {args.tokenizer}: {error}")
+    end_id = tokenizer.token_to_id(args.end_token)
+    if end_id is None:
         sys.exit(f"--tokenizer has no token {args.end_token}: give it another --end_token")
     tokenizer.no_truncation()  # some come with a limit of 512 tokens
     tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True  # a text may contain the end token, and goes on
+    if end_id in tokenizer.encode(args.end_token, add_special_tokens=False).ids:
+        sys.exit(f"--end_token {args.end_token} also stands for a text: name a special token")
     return tokenizer
 
 
+def piece_size(tokenizer):
+    """Returns the size of a piece; -1, which is all of a document, if pieces have other tokens."""
+    line = tokenizer.encode("a\n", add_special_tokens=False).ids
+    lines = tokenizer.encode("a\na\n", add_special_tokens=False).ids
+    return PIECE_SIZE if lines == line + line else -1  # such as with a space before each text
+
+
 def main(args):
+    if not any(pieces(args.text)):
+        sys.exit("--text has no text: each document is empty")
     unfinished = args.folder.with_name(f"{args.folder.name}.tmp")
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
         unfinished.mkdir(parents=True)
         tokenizer = make_tokenizer(args)
         vocab_size = max(tokenizer.get_vocab().values()) + 1
-        texts = pieces(tqdm(args.text, unit="file", disable=None))
+        size = piece_size(tokenizer)
+        texts = pieces(tqdm(args.text, unit="file", disable=None), size)
         tokens = encode(tokenizer, texts, args.end_token)
         total, shards = write_shards(tokens, vocab_size, unfinished, args.shard_tokens)
         tokenizer.save(str(unfinished / "tokenizer.json"))

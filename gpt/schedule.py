@@ -159,8 +159,10 @@ class Trainer:
         self.is_main = dist.get_rank() == 0  # logs for all ranks
         self.shape = model.shape
         self.data_key = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # which decide it
-        files = [(path.name, path.stat().st_size) for path in args.text]
-        self.data_key += f" of files {zlib.crc32(str(files).encode()):08x}"
+        files = [(str(path), path.stat().st_size) for path in args.text]
+        data = [torch.from_file(name, size=size, dtype=torch.uint8) for name, size in files]
+        ends = [(len(file), file[:1024].tolist(), file[-1024:].tolist()) for file in data]
+        self.data_key += f" of files {zlib.crc32(str(ends).encode()):08x}"
         self.epochs_run = 0
         self.samples_run = 0
         self.steps = 0

@@ -39,6 +39,7 @@ def test_many_ranks(name, ranks):
     options, mesh = FILES[name]
     result = dry_run(f"{ranks} {name} {options} --batch_size 8")
     assert result.returncode == 0 and not result.stderr, result.stderr
+    assert "without a gradient" not in result.stdout
     if mesh:
         mesh = mesh.format(n=ranks, half=ranks // 2, quarter=ranks // 4, eighth=ranks // 8)
         assert f"mesh: {mesh}\n" in result.stdout.replace(",", "")
@@ -48,6 +49,17 @@ def test_many_ranks(name, ranks):
         held = sum(math.ceil(p.shape[0] / shards) * p[0].numel() for p in parameters)
         total = sum(p.numel() for p in parameters)
         assert f"parameters: {total:,}; rank 0 holds {held:,}, {4 * held:,} bytes" in result.stdout
+
+
+def test_weight_without_a_gradient(tmp_path):
+    """FSDP trains without a word, where DDP would stop in the second step."""
+    line = "        self.head_size = config.n_embd // config.n_head\n"
+    text = (ROOT / "gpt" / "fsdp.py").read_text()
+    assert text.count(line) == 1
+    unused = "        self.unused = nn.Linear(4, 4)\n"
+    (tmp_path / "my_fsdp.py").write_text(text.replace(line, line + unused))
+    result = dry_run(f"8 {tmp_path}/my_fsdp.py --n_layer 1")
+    assert "without a gradient: blocks.0.unused.weight blocks.0.unused.bias\n" in result.stdout
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from helpers import (
     SIGNAL,
     assert_trained,
     documented_error,
+    equal_snapshots,
     load_state,
     patch,
     pause,
@@ -23,18 +24,29 @@ from helpers import (
 from test_bad_input import module
 from test_gpt import TINY
 from test_gpus import NAMES, options_of
+from test_tokens import write_tokens
 
 from tools.launch.jobs import pretend_gpus
-from tools.launch.snapshots import load, max_abs_diff, write_text
+from tools.launch.snapshots import load, load_gpt, max_abs_diff, write_text
 
 GPT = f"{TINY} --text text --batch_size 4"
+TOKENS = f"{TINY} {SHORT_VAL} --data tokens --batch_size 4 --generate 0"
 # Killed by SIGKILL after five of the steps of an epoch, of which the snapshot has four.
 STOPPED = [
     ("resumable.py", "--save_every_steps 4", 320),
     ("elastic_ddp.py", "--save_every_steps 4", 320),
     ("gpt/gpt.py", f"{GPT} --generate 0 --save_every_steps 4", 40),
     ("gpt/dcp.py", f"{GPT} {SHORT_VAL} --generate 0 --save_every_steps 4", 40),
+    ("gpt/tokens.py", f"{TOKENS} --save_every_steps 4", 40),
 ]
+# What each reads, and two bytes of it.
+FILES = {name: [("text", b"ab")] for name in ("gpt/gpt.py", "gpt/dcp.py")}
+FILES["gpt/tokens.py"] = [("tokens/1.uint16", b"89"), ("tokens/tokenizer.json", b"89")]
+
+
+def exchange(path, pair):
+    """Writes one of two bytes for the other; a second time, the file is as it was."""
+    path.write_bytes(path.read_bytes().translate(bytes.maketrans(pair, pair[::-1])))
 
 
 def start(shell, script, options, setup="", ranks=2, **variables):
@@ -45,6 +57,7 @@ def start(shell, script, options, setup="", ranks=2, **variables):
 def test_other_seed_or_data_within_an_epoch(shell, script, options, samples):
     """It is refused, and the snapshot left as it is; the same seed and data go on."""
     write_text(shell.folder / "text", 100, 8)
+    write_tokens(shell.folder / "tokens", 100, 8)
     variables = {"SIGNAL": "9", "SIGNAL_AT": f"0 {samples}"}
     assert start(shell, script, f"2 {options}", SIGNAL, **variables).wait() == -signal.SIGKILL
     job = start(shell, script, f"2 {options} --seed 1")
@@ -53,12 +66,11 @@ def test_other_seed_or_data_within_an_epoch(shell, script, options, samples):
             documented_error("its epoch is one of seed 0, 2048 samples, not seed 1, 2048 samples")
         )
     job.fails("its epoch is one of seed 0, ", ", not seed 1, ")
-    if script.startswith("gpt/"):
-        (shell.folder / "text").rename(shell.folder / "other")  # of the same size
-        job = start(shell, script, f"2 {options.replace('text text', 'text other')}")
-        job.fails("its epoch is one of seed 0, ", ", not seed 0, ")
-        (shell.folder / "other").rename(shell.folder / "text")
-    else:
+    for name, pair in FILES.get(script, []):
+        exchange(shell.folder / name, pair)  # of the same size
+        start(shell, script, f"2 {options}").fails("one of seed 0, ", ", not seed 0, ")
+        exchange(shell.folder / name, pair)
+    if script not in FILES:
         job = start(shell, script, f"2 {options}", resize(2049))
         job.fails("of seed 0, 2048 samples, not seed 0, 2049 samples")
     assert "0 of 1 epochs done" in start(shell, script, f"1 {options}").succeeds()
@@ -72,6 +84,20 @@ def test_ranks_with_data_of_unequal_length(shell, script):
     job = start(shell, script, "2", setup)
     job.fails("ranks start at [(0, ", "2048 samples'), (0, ", "2040 samples')]")
     assert not (shell.folder / "snapshot.pt").exists()
+
+
+@pytest.mark.parametrize("script", FILES)
+def test_ranks_with_other_data_of_equal_size(shell, script):
+    folders = [shell.folder / "a", shell.folder / "b"]
+    for folder in folders:
+        folder.mkdir()
+        write_text(folder / "text", 100, 8)
+        write_tokens(folder / "tokens", 100, 8)
+    options = next(options for name, options, _ in STOPPED if name == script)
+    name, pair = FILES[script][-1]
+    exchange(folders[1] / name, pair)
+    job = shell.ranks_on(folders, f"{script} 1 {options}")
+    job.fails("ranks start at [(", ": share or copy the snapshot and data, use one seed")
 
 
 # Breaks a value of rank 1 after a step that is counted over all epochs.
@@ -319,3 +345,38 @@ for name in ("ToyModel", "ConvNet", "GPT", "Llama"):
 def test_with_a_frozen_layer(shell, name):
     options = options_of(shell, name)
     start(shell, name, f"1 1 {options} --snapshot_path {shell.folder}/s", FREEZE).succeeds()
+
+
+# A layer that is used from the second epoch on.
+LATER = """
+class Block(script.Block):
+    def __init__(self, config):
+        super().__init__(config)
+        self.later = nn.Linear(config.n_embd, config.n_embd, bias=False)
+    def forward(self, x):
+        return self.later(super().forward(x)) if script.epoch > 0 else super().forward(x)
+script.Block = Block
+script.epoch = 0
+@before(script.Trainer, "_run_epoch")
+def note_epoch(self, epoch):
+    script.epoch = epoch
+"""
+
+
+@pytest.mark.parametrize("script", ["gpt/fsdp.py", "gpt/muon.py", "gpt/local_sgd.py"])
+def test_weight_without_a_gradient_yet(shell, script):
+    """It is resumed, bit for bit, and said; a weight that a snapshot lacks is an error."""
+    write_text(shell.folder / "text", 100, 8)
+    options = f"2 1 {GPT} {SHORT_VAL} --generate 0 --snapshot_path"
+    start(shell, script, f"{options} whole", LATER).succeeds()
+    stop = {"SIGNAL": "9", "SIGNAL_AT": "1 0"}
+    assert start(shell, script, f"{options} s", LATER + SIGNAL, **stop).wait() == -signal.SIGKILL
+    job = start(shell, script, f"{options} s", LATER + LATER.replace("later", "more"))
+    job.fails("Missing key in checkpoint state_dict: ", "model.blocks.0.more.weight")
+    output = start(shell, script, f"{options} s", LATER).succeeds()
+    said = "has no optimizer state of blocks.0.later.weight: it had no gradient yet"
+    assert output.count("has no optimizer state") == output.count(said) == 1
+    snapshots = [load_gpt(shell.folder / name) for name in ("whole", "s")]
+    losses = [snapshot.pop("loss") for snapshot in snapshots]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    assert equal_snapshots(*snapshots)

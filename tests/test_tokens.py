@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import torch
 from helpers import SHORT_GPT, gpt_config, patch, run
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch.nn.functional import cross_entropy
 
 from gpt.prepare_tokens import pieces
@@ -66,11 +66,30 @@ def test_prepared(tmp_path):
     assert len(written) > 10_000 and data.startswith(written)
 
 
+def test_long_text_with_a_tokenizer_that_begins_each_with_a_space(tmp_path):
+    """It is not encoded in pieces, of which each would begin with one."""
+    text = "abc def\n" * 30_000
+    (tmp_path / "text").write_text(text)
+    tokenizer = Tokenizer(models.BPE(unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    trainer = trainers.BpeTrainer(special_tokens=["?", END], show_progress=False)
+    tokenizer.train_from_iterator([text], trainer)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    result = prepare(tmp_path, "tokens --text text --tokenizer tokenizer.json")
+    assert result.returncode == 0, result.stderr
+    written = (tmp_path / "tokens" / "000000.uint16").read_bytes()
+    tokens = torch.frombuffer(bytearray(written), dtype=torch.uint16).tolist()
+    assert tokens == [*tokenizer.encode(text).ids, tokenizer.token_to_id(END)]
+
+
 def test_bad_input(tmp_path, shell):
     (tmp_path / "text").write_text("hello\n")
     (tmp_path / "latin1").write_bytes(b"gr\xfcn\n")
     save_tokenizer(tmp_path / "tokenizer.json", 10)  # without END
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": 1}\n')
+    (tmp_path / "a.JSONL").write_text("hello\n")
+    (tmp_path / "a.json").write_text('[{"text": "a"}]\n')
+    (tmp_path / "empty.jsonl").write_text('{"text": ""}\n')
     (tmp_path / "b.jsonl").write_text('{"text": "half a pair: \\ud83d"}\n')
     not_utf_8 = "--text latin1 is not UTF-8: convert it, such as with iconv"
     for options, status, message in [
@@ -83,6 +102,11 @@ def test_bad_input(tmp_path, shell):
         ("tokens --text text latin1", 1, not_utf_8),
         ("tokens --text a.jsonl", 1, "--text a.jsonl, line 2 is not like "),
         ("tokens --text b.jsonl", 1, "--text b.jsonl, line 1 is not like "),
+        ("tokens --text a.JSONL", 1, "--text a.JSONL, line 1 is not like "),
+        ("tokens --text a.json", 1, "--text a.json, line 1 is not like "),
+        ("tokens --text empty.jsonl", 1, "--text has no text: each document is empty"),
+        ("tokens --text text --end_token hello", 1, "--end_token hello also stands for a text"),
+        ("tokens --text text --tokenizer tokenizer.json --end_token 9", 1, "--end_token 9 also "),
     ]:
         result = prepare(tmp_path, options)
         assert result.returncode == status and message in result.stderr.splitlines()[-1]
@@ -107,9 +131,10 @@ def test_bad_input(tmp_path, shell):
     shell.ranks("gpt/tokens.py").fails("no tokens in --data tokens: ")
 
 
-def save_tokenizer(path, size):
+def save_tokenizer(path, size, *special_tokens):
     tokenizer = Tokenizer(models.WordLevel({str(n): n for n in range(size)}, "0"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
+    tokenizer.add_special_tokens([*special_tokens])
     tokenizer.save(str(path))
 
 
@@ -134,12 +159,11 @@ def write_tokens(folder, chunks, context):
 
 def test_vocabulary_of_llama_3(shell):
     """128,256 tokens need 32 bits; a number that the tokenizer does not know gets a line."""
-    numbers = [*range(128_000, 128_256)] * 2
+    numbers = [*range(128_000, 128_255)] * 2
     (shell.folder / "text").write_text(" ".join(map(str, numbers)))
-    save_tokenizer(shell.folder / "tokenizer.json", 128_256)
-    options = "--text text --tokenizer tokenizer.json --end_token 128255"
-    result = prepare(shell.folder, f"tokens {options}")
-    assert "513 tokens of 128,256 in 1 files" in result.stdout, result.stderr
+    save_tokenizer(shell.folder / "tokenizer.json", 128_255, END)
+    result = prepare(shell.folder, "tokens --text text --tokenizer tokenizer.json")
+    assert "511 tokens of 128,256 in 1 files" in result.stdout, result.stderr
     (shard,) = (shell.folder / "tokens").glob("*.uint32")
     tokens = torch.frombuffer(bytearray(shard.read_bytes()), dtype=torch.uint32).tolist()
     assert tokens == [*numbers, 128_255]

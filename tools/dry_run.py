@@ -22,6 +22,7 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining._utils import _derive_grad_metas, _StageBackwardMeta
 from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bench.calculator import BFLOAT16, USABLE_MEMORY
@@ -107,7 +108,13 @@ def train(run, path):
     init_mesh = getattr(script, "init_device_mesh", None)
 
     def run_first_batch(trainer, inputs, targets):
+        def note_unused(optimizer, *args):
+            weights = [p for group in optimizer.param_groups for p in group["params"]]
+            unused = {p for p in weights if p.requires_grad and p.grad is None}
+            run.unused += [n for n, p in trainer.model.named_parameters() if p in unused]
+
         if run.step_bytes <= MAX_BYTES:
+            register_optimizer_step_pre_hook(note_unused)
             run_batch(trainer, inputs, targets)
         run.trainer, run.rows = trainer, len(inputs)
         raise SystemExit(0)  # for which torch's @record returns
@@ -158,6 +165,8 @@ def report(run):
     else:
         needed = STATES * FLOAT32 * held
         print(f"peak: not calculated for this script; more than {needed / 1e9:,.1f} GB")
+    if run.unused:
+        print("without a gradient:", *run.unused)
     if run.step_bytes > MAX_BYTES:
         print(f"not computed: on this machine, a step takes {run.step_bytes / 1e9:,.0f} GB")
     if min(samples, available) < sampler.num_replicas:
@@ -175,7 +184,7 @@ def main():
     parser.add_argument("--gpu_memory", type=float, default=80e9, help="in bytes")
     parser.add_argument("script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
-    defaults = argparse.Namespace(shape=None, meshes=[], step_bytes=0, trainer=None)
+    defaults = argparse.Namespace(shape=None, meshes=[], step_bytes=0, trainer=None, unused=[])
     run = parser.parse_args(namespace=defaults)
     local = min(run.ranks, run.ranks_per_node)
     if local < 1 or run.ranks % local:

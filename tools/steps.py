@@ -55,17 +55,17 @@ BY_HAND = [
     Step("by_hand/zero.py", "by_hand/fsdp.py", 79),
 ]
 GPT = [
-    Step("preemptible.py", "gpt/gpt.py", 143),  # the model comes
+    Step("preemptible.py", "gpt/gpt.py", 145),  # the model comes
     Step("gpt/gpt.py", "gpt/schedule.py", 67),
     Step("gpt/schedule.py", "gpt/pretrain.py", 64),
-    Step("gpt/pretrain.py", "gpt/dcp.py", 82),
+    Step("gpt/pretrain.py", "gpt/dcp.py", 84),
     Step("gpt/dcp.py", "gpt/fsdp.py", 29),
     Step("gpt/fsdp.py", "gpt/hsdp.py", 17),
     Step("gpt/fsdp.py", "gpt/accumulate.py", 24),
     Step("gpt/fsdp.py", "gpt/async_save.py", 31),
     Step("gpt/fsdp.py", "gpt/tensor_parallel.py", 45),
     Step("gpt/fsdp.py", "gpt/context_parallel.py", 69),
-    Step("gpt/fsdp.py", "gpt/tokens.py", 86),
+    Step("gpt/fsdp.py", "gpt/tokens.py", 87),
     Step("gpt/tokens.py", "gpt/llama.py", 100),
     Step("gpt/llama.py", "gpt/documents.py", 43),
     Step("gpt/llama.py", "gpt/chunked_loss.py", 30),
