@@ -108,11 +108,10 @@ class GPT(nn.Module):
             if name.endswith(("proj.weight", "down.weight")):
                 std /= math.sqrt(2 * len(self.blocks))
             # Each matrix has a seed of its own: a rank can draw those it needs, in any order.
-            generator = torch.Generator(parameter.device)
-            generator.manual_seed(seed + zlib.crc32(name.encode()))
+            # A CPU draws it, since a GPU's numbers depend on its type (see pytorch#196613).
+            generator = torch.Generator().manual_seed(seed + zlib.crc32(name.encode()))
             # Each rank draws the whole matrix, equal on any number of ranks, and keeps its shard.
-            matrix = torch.empty(parameter.shape, device=parameter.device)
-            matrix.normal_(std=std, generator=generator)
+            matrix = torch.empty(parameter.shape).normal_(std=std, generator=generator)
             mesh, placements = parameter.device_mesh, parameter.placements
             parameter.copy_(distribute_tensor(matrix, mesh, placements, src_data_rank=None))
 

@@ -12,7 +12,7 @@ from test_tokens import write_tokens
 from torch.utils._pytree import tree_leaves
 
 from tools.launch.jobs import pretend_gpus
-from tools.launch.snapshots import load_gpt, write_text
+from tools.launch.snapshots import load, load_gpt, write_text
 from tools.steps import ALL, ROOT
 
 NAMES = ["singlegpu.py", *(step.file for step in ALL if step.file.endswith(".py"))]
@@ -129,6 +129,28 @@ def test_pretended_gpus(shell, name):
     # In bfloat16 they differ by up to 1e-3; at 1.2 times the learning rate, by 1e-2.
     max_diff = 2e-3 if name.startswith("gpt/") else 1e-3
     check(shell, name, ranks, start, max_diff, NOT_PRETENDED)
+
+
+# What this rank holds, which is a whole replica in this test.
+RECORD_WEIGHTS = """
+@after(script.Trainer, "train")
+def record_weights(self):
+    weights = [parameter.detach().to_local().flatten() for parameter in self.model.parameters()]
+    torch.save(torch.cat(weights).cpu(), f"{os.environ['OUT']}/rank-{os.environ['RANK']}")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("gpt/hsdp.py", "--shard_size 1"), ("gpt/local_sgd.py", "--sync_every 5")]
+)
+def test_replicas_on_gpus_of_two_types(shell, name, options):
+    """Only what all replicas draw alike stays alike in them: nothing sends the weights."""
+    options += f" --snapshot_path {shell.folder}/s {options_of(shell, name)}"
+    script = patch(shell.folder, name, SHORT_GPT + RECORD_WEIGHTS)
+    nodes = [shell.folder / "node1", shell.folder / "node2"]
+    job = shell.ranks_on(nodes, f"{script} 1 1 {options}", OUT=str(shell.folder), **pretend_gpus(1))
+    job.succeeds()
+    assert torch.equal(load(shell.folder / "rank-0"), load(shell.folder / "rank-1"))
 
 
 def test_signal_on_pretended_gpus(shell):
