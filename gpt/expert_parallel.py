@@ -588,7 +588,7 @@ def configure_optimizer(model, learning_rate):
     vectors = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
     groups.append({"params": experts, "weight_decay": 0.1})
-    return torch.optim.AdamW(groups, learning_rate, betas=(0.9, 0.95), fused=matrices[0].is_cuda)
+    return torch.optim.AdamW(groups, learning_rate, betas=(0.9, 0.95), fused=True)
 
 
 @record  # torchrun then shows the traceback of the rank that failed first

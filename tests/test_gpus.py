@@ -153,6 +153,25 @@ def test_replicas_on_gpus_of_two_types(shell, name, options):
     assert torch.equal(load(shell.folder / "rank-0"), load(shell.folder / "rank-1"))
 
 
+PRINT_FUSED = """
+@before(script.Trainer, "train")
+def print_fused(self):
+    fused = all(group["fused"] for group in self.optimizer.param_groups)
+    print("fused", fused, "on", self.device)
+"""
+
+
+def test_snapshots_of_other_devices(shell):
+    """AdamW's state_dict also says how to compute a step; a snapshot of a CPU slows no GPU down."""
+    options = f"--snapshot_path {shell.folder}/s {options_of(shell, 'gpt/pretrain.py')}"
+    script = patch(shell.folder, "gpt/pretrain.py", SHORT_GPT + PRINT_FUSED)
+    for epochs, device in enumerate(["cpu", "cuda:0", "cpu"], 1):
+        variables = pretend_gpus(1) if device == "cuda:0" else {"CUDA_VISIBLE_DEVICES": ""}
+        output = shell.ranks(f"{script} {epochs} 1 {options}", **variables).succeeds()
+        assert f"{epochs - 1} of {epochs} epochs done" in output
+        assert f"on {device}" in output and "fused False on cuda" not in output
+
+
 def test_signal_on_pretended_gpus(shell):
     job = shell.ranks("preemptible.py 5000 --save_every_steps 10", 2, **pretend_gpus(2))
     job.wait_for("saved")
