@@ -96,31 +96,46 @@ def print_memory(args, model):
     return fitting
 
 
+def step_of(way, hardware, model, gpus, samples, micro_batches=1):
+    """Returns the tokens of a step, and its time.
+
+    A tensor parallel group is like one larger GPU, which also waits for its collectives; and a
+    pipeline, whose stages gather their parts of the model at the same time.
+    """
+    _, shards, recompute, tp, pp = way
+    group = hardware._replace(
+        flops=hardware.flops * tp * pp,
+        gpus_per_node=hardware.gpus_per_node // tp,
+        nvlink_bandwidth=hardware.nvlink_bandwidth * tp,
+    )
+    groups = gpus // (tp * pp)
+    micro_batches = micro_batches if pp > 1 else 1
+    tokens = samples * micro_batches * model.context * groups
+    with_bubble = (micro_batches + pp - 1) / micro_batches
+    flops = model.flops_per_token * tokens * with_bubble
+    shards = min(shards, groups)
+    blocks = model.n_layer // pp + 1
+    seconds, _ = step_time(group, groups, model.params / pp, flops, shards, recompute, blocks)
+    waiting = tensor_parallel_time(hardware, model, samples, tp, recompute)
+    return tokens, seconds + waiting * with_bubble * micro_batches / pp
+
+
+def two_digits(number):
+    """Returns `number` as a formula's result is quoted: rounded to two digits, with commas."""
+    rounded = float(f"{number:.1e}")
+    decimals = max(0, 1 - math.floor(math.log10(rounded)))
+    return f"{rounded:,.{decimals}f}"
+
+
 def print_speed(args, model, ways):
     hardware = H100._replace(network_bandwidth=args.network_bandwidth)
     heading = f"H100, {8 * args.network_bandwidth / 1e9:,.0f} Gbit/s per node"
     print(f"\n{heading:<32}{'tokens/step':>12}{'s/step':>12}{'tokens/s':>12}")
-    for name, shards, recompute, tp, pp in ways:
-        # A tensor parallel group is like one larger GPU, which also waits for its collectives; and
-        # a pipeline, whose stages gather their parts of the model at the same time.
-        group = hardware._replace(
-            flops=H100.flops * tp * pp,
-            gpus_per_node=H100.gpus_per_node // tp,
-            nvlink_bandwidth=H100.nvlink_bandwidth * tp,
-        )
-        groups = args.gpus // (tp * pp)
-        micro_batches = args.micro_batches if pp > 1 else 1
-        tokens = args.batch_size * micro_batches * model.context * groups
-        flops = model.flops_per_token * tokens
-        shards = min(shards, groups)
-        blocks = model.n_layer // pp + 1
-        with_bubble = (micro_batches + pp - 1) / micro_batches
-        seconds, _ = step_time(
-            group, groups, model.params / pp, flops * with_bubble, shards, recompute, blocks
-        )
-        waiting = tensor_parallel_time(H100, model, args.batch_size, tp, recompute)
-        seconds += waiting * with_bubble * micro_batches / pp
-        print(f"{name:<32}{tokens:>12,}{seconds:>12.2f} {tokens / seconds:>11,.0f}")
+    for way in ways:
+        sizes = (model, args.gpus, args.batch_size, args.micro_batches)
+        tokens, seconds = step_of(way, hardware, *sizes)
+        speed = two_digits(tokens / seconds)
+        print(f"{way.name:<32}{tokens:>12,}{two_digits(seconds):>12} {speed:>11}")
 
 
 def parse_args():

@@ -37,6 +37,7 @@ class Hardware(NamedTuple):
     name: str
     flops: float  # per second and GPU, of 16-bit matrix products
     utilization: float  # of these, what a training step achieves
+    recompute_utilization: float  # where it recomputes activations, with what that computes
     gpus_per_node: int
     nvlink_bandwidth: float  # of a GPU
     network_bandwidth: float  # of a node's links together
@@ -46,13 +47,14 @@ class Hardware(NamedTuple):
 
 
 # FLOP/s, NVLink: NVIDIA's H100 data sheet, SXM, without sparsity; its 900 GB/s are both directions.
-# Utilization: torchtitan's and llm-foundry's benchmarks, 0.33 to 0.46.
+# Utilization: medians of llm-foundry's runs on up to 64 GPUs, rounded to 0.05 (bench/published.py).
 # Network: 8 links of 400 Gbit/s, NVIDIA's DGX H100 data sheet.
 # Latencies: those of NCCL's own model (tuning.cc), of its protocol LL128.
 H100 = Hardware(
     "8 x 400 Gbit/s per node",
     flops=989e12,
-    utilization=0.4,
+    utilization=0.42,
+    recompute_utilization=0.55,
     gpus_per_node=8,
     nvlink_bandwidth=450e9,
     network_bandwidth=8 * 400e9 / 8,
@@ -88,7 +90,8 @@ def step_time(hardware, gpus, parameters, flops, shards, recompute=False, blocks
     All communication of a pass can hide behind its computation. What is computed a second time is
     part of the step, and not of its computation.
     """
-    forward_computation = flops / 3 / gpus / (hardware.flops * hardware.utilization)
+    utilization = hardware.recompute_utilization if recompute else hardware.utilization
+    forward_computation = flops / 3 / gpus / (hardware.flops * utilization)
     backward_computation = 2 * forward_computation
     gather = ring(hardware, shards, WEIGHT_BYTES * parameters, blocks)
     reduce_scatter = ring(hardware, shards, GRADIENT_BYTES * parameters, blocks)
@@ -123,16 +126,6 @@ def efficiency(hardware, gpus, parameters, batch_tokens, hsdp=True):
     flops = 6 * parameters * batch_tokens  # PaLM, appendix B
     step, computation = step_time(hardware, gpus, parameters, flops, shards)
     return computation / step
-
-
-# Tokens per second and GPU, from torchtitan's benchmarks/llama3_h100_202412_torchtitan.md (FSDP and
-# torch.compile) and llm-foundry's scripts/train/benchmarking/README.md, both on H100, with FSDP:
-# the model, its parameters, tokens per GPU and step, the two numbers of GPUs, and the two speeds.
-PUBLISHED = [
-    ("Llama 3.1 8B, torchtitan", 8.03e9, 16384, (8, 128), (6667, 6514)),
-    ("MPT 13B, llm-foundry", 12.85e9, 4096, (8, 64), (4792, 4800)),
-    ("MPT 1B, llm-foundry", 1.316e9, 40960, (16, 64), (46037, 44402)),
-]
 
 
 def straggling(ranks, spread, trials=200):
@@ -182,15 +175,6 @@ def print_clusters(parameters=8e9):
                 print(f"{tokens / 1e6:>6.0f} million{cells:>{10 + 7 * len(gpus)}}")
 
 
-def print_published():
-    print(f"\n{'Tokens per second and GPU':<28}{'GPUs':>11}{'published':>15}{'formula':>9}")
-    for name, parameters, tokens, (few, many), (speed, published) in PUBLISHED:
-        ratio = efficiency(H100, many, parameters, tokens * many, hsdp=False)
-        ratio /= efficiency(H100, few, parameters, tokens * few, hsdp=False)
-        cells = f"{few} to {many}".rjust(11) + f"{speed} to {published}".rjust(15)
-        print(f"{name:<28}{cells}{speed * ratio:>9.0f} {speed * ratio / published - 1:+.0%}")
-
-
 def print_stragglers():
     ranks = (8, 128, 1024, 16384)
     print(f"\n{'Slowdown by the slowest of':<28}" + "".join(f"{n:>8}" for n in ranks))
@@ -213,7 +197,6 @@ def print_failures(save=30, restart=300):
 def main():
     argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     print_clusters()
-    print_published()
     print_stragglers()
     print_failures()
 

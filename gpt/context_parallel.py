@@ -108,11 +108,10 @@ class GPT(nn.Module):
             if name.endswith(("proj.weight", "down.weight")):
                 std /= math.sqrt(2 * len(self.blocks))
             # Each matrix has a seed of its own: a rank can draw those it needs, in any order.
-            generator = torch.Generator(parameter.device)
-            generator.manual_seed(seed + zlib.crc32(name.encode()))
+            # A CPU draws it, since a GPU's numbers depend on its type (see pytorch#196613).
+            generator = torch.Generator().manual_seed(seed + zlib.crc32(name.encode()))
             # Each rank draws the whole matrix, equal on any number of ranks, and keeps its shard.
-            matrix = torch.empty(parameter.shape, device=parameter.device)
-            matrix.normal_(std=std, generator=generator)
+            matrix = torch.empty(parameter.shape).normal_(std=std, generator=generator)
             mesh, placements = parameter.device_mesh, parameter.placements
             parameter.copy_(distribute_tensor(matrix, mesh, placements, src_data_rank=None))
 
@@ -497,7 +496,7 @@ def configure_optimizer(model, learning_rate):
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, learning_rate, betas=(0.9, 0.95), fused=matrices[0].is_cuda)
+    return torch.optim.AdamW(groups, learning_rate, betas=(0.9, 0.95), fused=True)
 
 
 @record  # torchrun then shows the traceback of the rank that failed first

@@ -394,7 +394,7 @@ def configure_optimizer(model, learning_rate):
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, learning_rate, betas=(0.9, 0.95), fused=matrices[0].is_cuda)
+    return torch.optim.AdamW(groups, learning_rate, betas=(0.9, 0.95), fused=True)
 
 
 def weights_in_files(model):

@@ -1,14 +1,15 @@
-"""bench/scaling.py and bench/calculator.py, against simulations and known values."""
+"""bench/scaling.py and bench/calculator.py, against simulations, known and published values."""
 
 import math
 import re
+import statistics
 import sys
 from urllib.parse import parse_qsl
 
 import pytest
-from helpers import needs_slurm, run
+from helpers import needs_slurm, run, snippet
 
-from bench import calculator, scaling
+from bench import calculator, published, scaling
 from tools.steps import ROOT
 
 
@@ -22,14 +23,14 @@ def test_latency_limits_fsdp_over_all_gpus():
     """As docs/large_clusters.md says: Llama 3 8B on 2,048 GPUs, with 4 million tokens per step."""
     assert 3 * scaling.ring(scaling.H100, 2048, 0.0) == pytest.approx(0.44, abs=0.005)
     hsdp, fsdp = (scaling.efficiency(scaling.H100, 2048, 8e9, 4e6, hsdp) for hsdp in (True, False))
-    assert hsdp == pytest.approx(0.98, abs=0.005)
-    assert fsdp == pytest.approx(0.40, abs=0.005)
+    assert hsdp == pytest.approx(0.94, abs=0.005)
+    assert fsdp == pytest.approx(0.38, abs=0.005)
     without_latency = scaling.H100._replace(nvlink_latency=0.0, network_latency=0.0)
     assert scaling.efficiency(without_latency, 2048, 8e9, 4e6, hsdp=False) > 0.97
     simple = scaling.H100._replace(nvlink_latency=3.4e-6, network_latency=14e-6, tree_latency=14e-6)
     hsdp, fsdp = (scaling.efficiency(simple, 2048, 8e9, 4e6, hsdp) for hsdp in (True, False))
-    assert hsdp == pytest.approx(0.96, abs=0.005)
-    assert fsdp == pytest.approx(0.21, abs=0.005)
+    assert hsdp == pytest.approx(0.93, abs=0.005)
+    assert fsdp == pytest.approx(0.20, abs=0.005)
 
 
 @pytest.mark.nightly
@@ -111,10 +112,20 @@ def test_worked_questions(monkeypatch, capsys):
         assert claimed and set(claimed) <= set(calculated), (answer, calculated)
 
 
-def test_speed_of_the_calculator(monkeypatch, capsys):
-    """Llama 3.1 8B on 8 GPUs with FSDP, within 5 % of torchtitan's measurement."""
-    _, parameters, tokens, (gpus, _), (published, _) = scaling.PUBLISHED[0]
-    shape = f"--n_layer 32 --n_embd 4096 --batch_size {tokens // 8192} --gpu_memory 1e12"
-    run_calculator(f"--params {parameters} --gpus {gpus} {shape}", monkeypatch)
-    speed = re.search(r"^FSDP  .* ([\d,]+)$", capsys.readouterr().out, re.M)[1]
-    assert int(speed.replace(",", "")) / gpus == pytest.approx(published, rel=0.05)
+def test_published_speeds(monkeypatch, capsys):
+    """H100's utilizations are the medians of some published runs, and the others come near.
+
+    docs/large_clusters.md shows how near; long contexts do not.
+    """
+    groups = published.compare()
+    utilizations = {False: scaling.H100.utilization, True: scaling.H100.recompute_utilization}
+    for recompute, utilization in utilizations.items():
+        _, achieved = zip(*groups["8 to 64 GPUs", recompute], strict=True)
+        assert round(statistics.median(achieved), 2) == utilization
+        for group in ("8 to 64 GPUs", "128 to 512 GPUs", "torchtitan's"):
+            errors, _ = zip(*groups[group, recompute], strict=True)
+            assert abs(statistics.median(errors)) < 0.105, group
+    monkeypatch.setattr(sys, "argv", ["published.py"])
+    published.main()
+    lines = snippet("large_clusters.md", "torchtitan's", "text").splitlines()
+    assert set(lines) - {"\N{HORIZONTAL ELLIPSIS}"} <= set(capsys.readouterr().out.splitlines())

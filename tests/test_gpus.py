@@ -12,7 +12,7 @@ from test_tokens import write_tokens
 from torch.utils._pytree import tree_leaves
 
 from tools.launch.jobs import pretend_gpus
-from tools.launch.snapshots import load_gpt, write_text
+from tools.launch.snapshots import load, load_gpt, write_text
 from tools.steps import ALL, ROOT
 
 NAMES = ["singlegpu.py", *(step.file for step in ALL if step.file.endswith(".py"))]
@@ -129,6 +129,47 @@ def test_pretended_gpus(shell, name):
     # In bfloat16 they differ by up to 1e-3; at 1.2 times the learning rate, by 1e-2.
     max_diff = 2e-3 if name.startswith("gpt/") else 1e-3
     check(shell, name, ranks, start, max_diff, NOT_PRETENDED)
+
+
+# What this rank holds, which is a whole replica in this test.
+RECORD_WEIGHTS = """
+@after(script.Trainer, "train")
+def record_weights(self):
+    weights = [parameter.detach().to_local().flatten() for parameter in self.model.parameters()]
+    torch.save(torch.cat(weights).cpu(), f"{os.environ['OUT']}/rank-{os.environ['RANK']}")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("gpt/hsdp.py", "--shard_size 1"), ("gpt/local_sgd.py", "--sync_every 5")]
+)
+def test_replicas_on_gpus_of_two_types(shell, name, options):
+    """Only what all replicas draw alike stays alike in them: nothing sends the weights."""
+    options += f" --snapshot_path {shell.folder}/s {options_of(shell, name)}"
+    script = patch(shell.folder, name, SHORT_GPT + RECORD_WEIGHTS)
+    nodes = [shell.folder / "node1", shell.folder / "node2"]
+    job = shell.ranks_on(nodes, f"{script} 1 1 {options}", OUT=str(shell.folder), **pretend_gpus(1))
+    job.succeeds()
+    assert torch.equal(load(shell.folder / "rank-0"), load(shell.folder / "rank-1"))
+
+
+PRINT_FUSED = """
+@before(script.Trainer, "train")
+def print_fused(self):
+    fused = all(group["fused"] for group in self.optimizer.param_groups)
+    print("fused", fused, "on", self.device)
+"""
+
+
+def test_snapshots_of_other_devices(shell):
+    """AdamW's state_dict also says how to compute a step; a snapshot of a CPU slows no GPU down."""
+    options = f"--snapshot_path {shell.folder}/s {options_of(shell, 'gpt/pretrain.py')}"
+    script = patch(shell.folder, "gpt/pretrain.py", SHORT_GPT + PRINT_FUSED)
+    for epochs, device in enumerate(["cpu", "cuda:0", "cpu"], 1):
+        variables = pretend_gpus(1) if device == "cuda:0" else {"CUDA_VISIBLE_DEVICES": ""}
+        output = shell.ranks(f"{script} {epochs} 1 {options}", **variables).succeeds()
+        assert f"{epochs - 1} of {epochs} epochs done" in output
+        assert f"on {device}" in output and "fused False on cuda" not in output
 
 
 def test_signal_on_pretended_gpus(shell):

@@ -5,6 +5,10 @@
 The model is built on the meta device, where tensors have a shape but no memory, and sharded as in
 the job. If it is small, it takes one step through torch's fake backend, whose collectives return at
 once and send nothing: values are meaningless. Nothing is saved, and no snapshot is read.
+
+Private parts of torch, as of 2.13.0, each imported where it is used: for all scripts, FakeStore of
+torch.testing._internal; for pipelines, PipelineStage._recv_meta and _stage_meta, and of
+pipelining._utils _derive_grad_metas and _StageBackwardMeta.
 """
 
 import argparse
@@ -20,10 +24,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining._utils import _derive_grad_metas, _StageBackwardMeta
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bench.calculator import BFLOAT16, USABLE_MEMORY
 from bench.memory import FLOAT32, GPT, memory
@@ -36,6 +38,8 @@ NOT_CALCULATED = {"cp_size", "n_experts", "n_kv_head", "sync_every"}
 
 def fake_collectives(ranks):
     """Makes this process rank 0 of many, and mends what the fake backend leaves undone."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
     init, new_group = dist.init_process_group, dist.new_group
 
     def finish(state, bucket):  # as a hook of DDP, which waits for a future
@@ -51,6 +55,8 @@ def fake_collectives(ranks):
         return model
 
     def gradients_like_outputs(stage, next_stage):
+        from torch.distributed.pipelining._utils import _derive_grad_metas, _StageBackwardMeta
+
         return _StageBackwardMeta(_derive_grad_metas(stage._stage_meta.outputs))
 
     fake = {"backend": "fake", "store": FakeStore(), "rank": 0, "world_size": ranks}

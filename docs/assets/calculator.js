@@ -73,7 +73,8 @@
   }
 
   function stepTime(gpu, gpus, params, flops, shards, recompute, blocks) {
-    const forward = flops / 3 / gpus / (gpu.flops * gpu.utilization);
+    const utilization = recompute ? gpu.recompute_utilization : gpu.utilization;
+    const forward = flops / 3 / gpus / (gpu.flops * utilization);
     const gather = ring(gpu, shards, C.WEIGHT_BYTES * params, blocks);
     const reduceScatter = ring(gpu, shards, C.GRADIENT_BYTES * params, blocks);
     const replicas = Math.floor(gpus / shards);
@@ -141,6 +142,10 @@
     return rounded.toFixed(digits);
   }
   const withCommas = (text) => text.replace(/\B(?=(\d{3})+(?!\d))/g, ",");
+  function twoDigits(number) {
+    const rounded = Number(number.toPrecision(2));
+    return withCommas(rounded < 100 ? rounded.toPrecision(2) : `${rounded}`);
+  }
 
   function addRow(table, heading, cells) {
     const row = table.tBodies[0].insertRow();
@@ -173,7 +178,7 @@
       const bytes = memory(model, batch_size, way, compile.checked, chunks);
       const fits = bytes.peak <= C.USABLE_MEMORY * gpu_memory * GB;
       const bar = `<span class="bar" style="--used: ${bytes.peak / gpu_memory / 1e7}%"></span>`;
-      const speed = withCommas(round(tokensPerSecond(model, gpus, batch_size, way), 0));
+      const speed = twoDigits(tokensPerSecond(model, gpus, batch_size, way));
       const cells = [round(bytes.peak / GB, 1), fits ? "yes" : "no", fits ? speed : "–"];
       addRow(ways, way.name + bar, cells).className = fits ? "fits" : "";
       addRow(parts, way.name, Object.values(bytes).map((part) => round(part / GB, 1)));

@@ -1,5 +1,7 @@
 """Tensors on PRETEND_GPUS GPUs that compute on the CPU: README.md says how."""
 
+import os
+
 import pretend_cuda
 import pretend_nccl
 import torch
@@ -7,6 +9,7 @@ import torch.utils.backend_registration as backends
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+RANK = int(os.environ.get("RANK", 0))  # each has a GPU of another type, with other random numbers
 asked_gpu = None  # by the call that is running, such as `.to("cuda:1")`
 
 
@@ -48,6 +51,9 @@ def run(func, args, kwargs):
     if kwargs.get("device") == PRETENDED:
         kwargs = {**kwargs, "device": torch.device("cpu"), "pin_memory": False}
     args, kwargs = tree_map_only(GPUTensor, lambda tensor: tensor.on_cpu, (args, kwargs))
+    if torch.Tag.nondeterministic_seeded in func.tags:  # draws, with any seed, what no CPU draws
+        for _ in range(1 + RANK):
+            func(*args, **kwargs)
     outputs = func(*args, **kwargs)
     if to_cpu:
         return outputs
