@@ -184,10 +184,15 @@ def step():
     """Prints the training step of singlegpu.py, after what the file's other lines are for."""
     parts = units("singlegpu.py")
     sizes = {unit: sum(1 for line in lines if line.strip()) for unit, lines in parts.items()}
-    counts = [f"Of its {sum(sizes.values())} lines, blank ones not counted"]
-    for use, names in USES.items():
-        counts.append(f"{sum(sizes.pop(unit) for unit in names.split())} {use}")
-    counts.insert(-1, f"{sum(sizes.values())} run the epochs, log and import")
-    print(textwrap.fill(f"{', '.join(counts[:-1])}, and {counts[-1]}:", 100))
+    total = sum(sizes.values())
+    counts = [
+        f"{sum(sizes.pop(unit) for unit in names.split())} {use}" for use, names in USES.items()
+    ]
+    text = f"Of its {total} lines (blank ones left out), {counts.pop()}; {', '.join(counts)}, and"
+    print(
+        textwrap.fill(
+            f"{text} {sum(sizes.values())} run the epochs, log and import. The step:", 100
+        )
+    )
     code = textwrap.dedent("\n".join(parts["Trainer._run_batch"])).strip()
     print("```python", code, "```", sep="\n")
