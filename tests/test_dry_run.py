@@ -76,7 +76,7 @@ def test_another_torch():
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("8 nosuch.py", "error: there is no file nosuch.py"),
+        ("8 nosuch.py", "there is no file nosuch.py"),
         (
             f"8 gpt/fsdp.py --seed {TOO_LARGE}",
             r"gpt/fsdp.py fails at `torch.manual_seed\(.*Overflow",

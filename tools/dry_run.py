@@ -196,7 +196,7 @@ def main():
     if local < 1 or run.ranks % local:
         parser.error("ranks must be a multiple of --ranks_per_node, and both 1 or more")
     if not os.path.isfile(run.script):
-        parser.error(f"there is no file {run.script}")
+        sys.exit(f"there is no file {run.script}")
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0", "CUDA_VISIBLE_DEVICES": ""}
     os.environ |= {"WORLD_SIZE": f"{run.ranks}", "LOCAL_WORLD_SIZE": f"{local}"}
     os.environ["GROUP_WORLD_SIZE"] = f"{run.ranks // local}"
