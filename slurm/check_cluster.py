@@ -168,6 +168,8 @@ def main():
             sys.exit(f"{socket.gethostname()} has too few GPUs: lower --nproc_per_node")
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
+    # That each message waits for the one before is what is measured (pytorch#156748).
+    os.environ["TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING"] = "false"
     try:
         if device.type == "cuda":
             dist.init_process_group("nccl", device_id=device, timeout=TIMEOUT)

@@ -25,6 +25,7 @@ class TorchrunTask:
     def __init__(self, arguments, nproc_per_node):
         self.arguments = arguments
         self.nproc_per_node = nproc_per_node
+        self.visible_gpus = os.environ.get("CUDA_VISIBLE_DEVICES")  # submitit does not pass it on
         self.torchrun = None
         self.received = set()  # the signals
 
@@ -41,6 +42,8 @@ class TorchrunTask:
             head_node = "localhost"
             first_gpu = job.local_rank * self.nproc_per_node
             gpus = range(first_gpu, first_gpu + self.nproc_per_node)
+            if self.visible_gpus is not None:
+                gpus = self.visible_gpus.split(",")[gpus.start : gpus.stop]
             env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
         signal.signal(signal.SIGTERM, self.handle_signal)
         # Slurm sends USR2 before the time limit; without cgroups, it sends it to all processes.

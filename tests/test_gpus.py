@@ -195,7 +195,7 @@ def test_real_gpus(shell, name):
     if name in ("singlegpu.py", "multigpu.py"):
         launcher = "python"
     visible = ",".join(map(str, range(ranks)))
-    compiled = "--compile" * (name.startswith("gpt/") and name != "gpt/gpt.py")
+    compiled = "--compile" * ('"--compile"' in (ROOT / name).read_text())
 
     def start(command):
         return shell.start(f"{launcher} {command} {compiled}", CUDA_VISIBLE_DEVICES=visible)

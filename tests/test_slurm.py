@@ -502,6 +502,22 @@ def test_bad_input(command, message):
     assert last_line.startswith((f"{program}: error: {message}", f"{program}: {message}"))
 
 
+@pytest.mark.long
+def test_gpus_of_this_machine(shell):
+    """Submitted to it, each node gets the next of those that CUDA_VISIBLE_DEVICES names."""
+    printing = "import os\nprint('GPUs', os.environ['CUDA_VISIBLE_DEVICES'])\n"
+    (shell.folder / "gpus.py").write_text(printing)
+    command = f"python {ROOT}/slurm/submit.py --nodes 2 --cluster local ./gpus.py"
+    shell.run(command, CUDA_VISIBLE_DEVICES="6,4,5")
+    limit = TimeLimit()
+    while True:
+        logs = "".join(path.read_text() for path in shell.folder.glob("logs/*.out"))
+        if "GPUs 6\n" in logs and "GPUs 4\n" in logs:
+            return
+        assert not limit.passed(), logs
+        time.sleep(0.1)
+
+
 def test_pocket_cluster_without_slurm(tmp_path):
     for tool in ("env", "unshare", "ip", "tc"):
         (tmp_path / tool).symlink_to(shutil.which(tool, path="/usr/bin:/bin:/usr/sbin:/sbin"))

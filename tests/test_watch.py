@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from helpers import NIGHTLY, SCRIPTS, SHORT_VAL, VAL_CHUNKS, load_state, patch, resize, run
 from test_docs import browser_of, needs_browser, site  # noqa: F401  a fixture
 
+from tools.launch.jobs import free_port
 from tools.launch.snapshots import write_text
 from tools.pages.colours import RECORDINGS
 from tools.steps import ROOT
@@ -211,6 +213,68 @@ def test_script_of_ones_own(tmp_path, steps, end, printed):
         assert collectives.count("DDP: agree on buckets") == 1
         assert collectives.count("DDP: all-reduce 4 gradients") == min(steps, 20)
         assert {line for line, *_ in events} >= {3, *range(6, 13)} and events[0][0] == 3
+
+
+IN_THREAD = """
+thread = threading.Thread(target=train)
+thread.start()
+thread.join()
+"""
+IN_PROCESSES = """
+def main():
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT="{port}", WORLD_SIZE="2")
+    {start}
+
+if __name__ == "__main__":
+    main()
+"""
+START_PROCESSES = 'mp.start_processes(train, nprocs=2, start_method="spawn")'
+CONTEXT = """context = mp.get_context("spawn")
+    ranks = [context.Process(target=train, args=(rank,)) for rank in (0, 1)]
+    for rank in ranks:
+        rank.start()"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "start",
+    [
+        IN_THREAD,
+        IN_PROCESSES.replace("{start}", START_PROCESSES),
+        IN_PROCESSES.replace("{start}", CONTEXT),
+    ],
+    ids=["in a thread", "start_processes", "get_context"],
+)
+def test_ways_to_start(tmp_path, start):
+    """Both ranks are recorded, and what has started them is not. DDP is compiled."""
+    body = OWN.format(steps=3, end="dist.destroy_process_group()")
+    body = body.replace("torch.nn.parallel", 'torch.compile(backend="eager")(torch.nn.parallel')
+    body = body.replace("torch.nn.Linear(3, 1))", "torch.nn.Linear(3, 1)))")
+    script = tmp_path / "own.py"
+    script.write_text(
+        "import os\nimport threading\nimport torch.multiprocessing as mp\n"
+        "def train(rank=os.environ.get('RANK')):\n    os.environ['RANK'] = str(rank)\n"
+        + textwrap.indent(body, "    ")
+        + start.replace("{port}", str(free_port()))
+    )
+    assert watch(tmp_path, script).startswith("The run has ended.")
+    page = (tmp_path / "page.html").read_text()
+    recording = json.loads(re.search('json">(.*?)</script>', page)[1])["files"]["own.py"]
+    (ranks,) = recording["attempts"]
+    assert len(ranks) == 2
+    for events in ranks:
+        assert [name for _, name, *_ in events].count("DDP: all-reduce 4 gradients") == 3
+
+
+def test_recording_always_ends(tmp_path, monkeypatch):
+    """Also if something else prints for ever."""
+    monkeypatch.setattr("tools.watch.__main__.MAX_WAIT_S", 2)
+    script = tmp_path / "own.py"
+    script.write_text(
+        "import subprocess\nsubprocess.run(['sh', '-c', 'while sleep 0.1; do echo; done'])"
+    )
+    recording, _ = record(f"python {script}", script, tmp_path)
+    assert recording == {"attempts": [], "end": "waits"}
 
 
 @needs_browser

@@ -86,6 +86,7 @@ for (const player of document.querySelectorAll(".watch")) {
     "": "The run has ended.",
     fails: "The run was stopped, or has failed.",
     limit: "The recording ends here.",
+    waits: "The recording ends here.",
     hangs: "",
   };
 

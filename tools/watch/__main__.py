@@ -6,6 +6,7 @@ python -m tools.watch my_multigpu.py 2 1 --batch_size 4
 import argparse
 import json
 import os
+import re
 import shlex
 import sys
 import tempfile
@@ -17,12 +18,14 @@ from tools.launch.jobs import Shell, TimeLimit
 from tools.steps import ROOT
 
 SILENCE_S = 20  # after which a run hangs
+MAX_WAIT_S = 120  # for the next line of the script, whatever is printed meanwhile
 RECORDER = Path(__file__).with_name("recorder")
 END = {
     "": "The run has ended.",
     "fails": "The run has failed.",
     "hangs": "The run hangs.",
     "limit": "The first 20 steps, or 2,000 lines.",
+    "waits": "For minutes, no rank has run a line of its own.",
 }
 ASSETS = ROOT / "docs" / "assets"
 PAGE = """<!doctype html>
@@ -37,9 +40,16 @@ PAGE = """<!doctype html>
 def launcher(script, ranks):
     """Returns what starts a script: torchrun, unless it starts its ranks itself or is alone."""
     text = script.read_text()
-    if "spawn(" in text or not ("LOCAL_RANK" in text or "init_process_group" in text):
+    starts_ranks = re.search(r"\b(spawn|start_processes|Process)\(", text)
+    if starts_ranks or not ("LOCAL_RANK" in text or "init_process_group" in text):
         return "python"
     return f"torchrun --standalone --nproc_per_node={ranks}"
+
+
+def ranks_of(files):
+    """Returns the files of processes that have started none of the others."""
+    parents = {path.stem.split("-")[0] for path in files}
+    return [path for path in files if path.stem.split("-")[1] not in parents]
 
 
 def events_of(folder, hanging=()):
@@ -48,16 +58,19 @@ def events_of(folder, hanging=()):
     Processes that hang, and not in a collective, wait for something else, and nobody comes.
     """
     attempts = {}
-    for path in sorted(folder.glob("*.jsonl"), key=lambda path: path.stat().st_ctime_ns):
+    files = sorted(folder.glob("*.jsonl"), key=lambda path: path.stat().st_ctime_ns)
+    for path in files:
         # The last line of a process that was killed may be half written.
         lines = [line for line in path.read_text().split("\n")[:-1] if line]
         events = [json.loads(line) for line in lines]
+        if path not in ranks_of(files) and not any(event[1] for event in events):
+            continue  # it has only started the ranks
         values = {name: value for event in reversed(events) for name, value in event[2].items()}
         attempt = attempts.setdefault(values.get("attempt", "0"), {})
         rank = int(values.get("rank", 0))
         # A call of several operations is one collective; of all ranks, unless it names them.
         kept = [event[: 4 if event[3] else 3] for event in events if not event[5]]
-        if int(path.stem) in hanging and not kept[-1][1]:
+        if int(path.stem.split("-")[1]) in hanging and not kept[-1][1]:
             kept[-1] = [kept[-1][0], "a call that does not return", kept[-1][2], [rank, -1]]
         attempt[rank] = kept
     return [[ranks[rank] for rank in sorted(ranks)] for _, ranks in sorted(attempts.items())]
@@ -85,17 +98,24 @@ def record(command, script, folder, **more):
 
 def watch(job, events):
     """Waits until a run ends, hangs or has written all that is recorded; returns which."""
-    silence, size = TimeLimit(SILENCE_S), None
+    silence, wait = TimeLimit(SILENCE_S), TimeLimit(MAX_WAIT_S)
+    written, printed = 0, 0
     while job.status() is None:
         time.sleep(0.05)
-        ranks = [*events.glob("*.jsonl")]
-        before, size = size, sum(path.stat().st_size for path in [job.log, *ranks])
-        if size != before:
+        files = [*events.glob("*.jsonl")]
+        before = written, printed
+        written = sum(path.stat().st_size for path in files)
+        printed = job.log.stat().st_size
+        if written != before[0]:
+            wait.restart()
+        if (written, printed) != before:
             silence.restart()
-        if len([*events.glob("*.full")]) == len(ranks) > 0:
+        if files and all(path.with_suffix(".full").exists() for path in ranks_of(files)):
             return "limit"
         if silence.passed():
             return "hangs"
+        if wait.passed():
+            return "waits"
     return "fails" if job.status() else ""
 
 
@@ -128,7 +148,8 @@ def main():
     with tempfile.TemporaryDirectory() as folder:  # where no snapshot of the reader's is in use
         recording, log = record(command, script, Path(folder))
     if not recording["attempts"]:
-        sys.exit(f"watch: {script.name} has run no line of its own:\n{log}")
+        printed = "\n".join(log.splitlines()[-20:])
+        sys.exit(f"watch: {script.name} has run no line of its own:\n{printed}")
     lines = [escape(line) for line in script.read_text().split("\n")]
     recording["code"] = list(range(len(lines)))
     data = {"lines": lines, "files": {script.name: recording}}

@@ -9,6 +9,7 @@ import contextlib
 import inspect
 import os
 import sys
+import threading
 
 from watch_recorder import collectives, events, values
 
@@ -40,10 +41,12 @@ def trace(frame, event, argument):
 
     def trace_line(frame, event, argument):
         if event == "line" and (is_function or frame.f_lineno in TOP_LINES):
-            with contextlib.suppress(Exception):  # what has no value now, or is another thing
-                values.note_values(frame)
-            events.line = frame.f_lineno
-            events.write()
+            thread = threading.get_ident()
+            events.lines[thread] = frame.f_lineno
+            if thread == events.thread:
+                with contextlib.suppress(Exception):  # what has no value now, or is another thing
+                    values.note_values(frame)
+                events.write()
         return trace_line
 
     return trace_line
@@ -70,4 +73,5 @@ def install():
     sys.stdout = Output(sys.stdout)
     os.register_at_fork(after_in_child=lambda: sys.settrace(None))  # a data worker
     atexit.register(lambda: events.changed and events.write())  # what the last line has printed
+    threading.settrace(trace)
     sys.settrace(trace)

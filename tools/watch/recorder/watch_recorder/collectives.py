@@ -77,6 +77,7 @@ def note_wait(work, *arguments):
 
 
 def note_init(*arguments, **options):
+    events.follow_this_thread()
     events.write("init_process_group")
     return init_process_group(*arguments, **options)
 

@@ -50,9 +50,13 @@ def note_values(frame):
 def begin_step(module=None, inputs=None):
     """Counts the step that begins; the first module that is called is the model."""
     global model, parameter
+    if torch.compiler.is_compiling():  # a part of what was called, into which the compiler looks
+        return
+    events.follow_this_thread()
     if torch.is_grad_enabled():
         note("step", events.steps + 1)
-    trained = [p for p in module.parameters() if p.requires_grad] if module else []
+    # A compiled module has no truth value.
+    trained = [p for p in module.parameters() if p.requires_grad] if module is not None else []
     if model is None and trained:
         model, parameter = module, trained[-1]
         if dist.is_initialized():
