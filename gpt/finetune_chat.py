@@ -45,23 +45,30 @@ class ChatDataset(Dataset):
     """Chats, padded or cut to `context` tokens; the targets are those of the last message."""
 
     def __init__(self, path, context, tokenizer):
-        with open(path, encoding="utf-8-sig") as file:
-            lines = [line for line in file if line.strip()]
-        self.chats = [self._tokenize(json.loads(line), tokenizer) for line in lines]
+        self.chats = []
         self.context = context
+        with open(path, encoding="utf-8-sig") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    if line.strip():
+                        self.chats.append(self._tokenize(json.loads(line), tokenizer))
+                except Exception as error:
+                    sys.exit(f"--text {path}, line {number}: no chat of texts: {error!r:.300}")
 
     def _tokenize(self, chat, tokenizer):
         """Returns a chat's tokens, and how many of them come before its answer."""
         *messages, answer = chat["messages"]
-        if answer["role"] != "assistant":
-            raise ValueError(f"a chat must end with the assistant's answer, not {answer}")
+        texts = [str.strip(message.get("content") or "") for message in chat["messages"]]
+        raw = tokenizer(texts, split_special_tokens=True, verbose=False)  # letters remain letters
+        if answer["role"] != "assistant" or not texts[-1] or raw != tokenizer(texts, verbose=False):
+            raise ValueError("it must end with the assistant's text; none may have special tokens")
         options = {"tools": chat.get("tools"), "tokenize": False}
         text = tokenizer.apply_chat_template([*messages, answer], **options)
         prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, **options)
-        if not text.startswith(prompt):  # such as one that opens <think>
-            raise ValueError(f"the template's prompt {prompt[-40:]!r} does not begin {text!r}")
         encoded = tokenizer([text, prompt], add_special_tokens=False, verbose=False)
         tokens, prompt_tokens = encoded.input_ids
+        if tokens[: len(prompt_tokens)] != prompt_tokens:  # such as of one that opens <think>
+            raise ValueError(f"the template's prompt {prompt[-40:]!r} does not begin {text!r}")
         return torch.tensor(tokens), len(prompt_tokens)
 
     def __len__(self):
@@ -417,9 +424,8 @@ def parse_args():
 
 def configure_optimizer(model, learning_rate):
     """AdamW, with weight decay for matrices but not for biases and norms."""
-    trained = [p for p in model.parameters() if p.requires_grad]
-    matrices = [p for p in trained if p.dim() >= 2]
-    vectors = [p for p in trained if p.dim() < 2]
+    matrices = [p for p in model.parameters() if p.dim() >= 2 and p.requires_grad]
+    vectors = [p for p in model.parameters() if p.dim() < 2 and p.requires_grad]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, learning_rate, betas=(0.9, 0.95), fused=True)
 
@@ -493,8 +499,8 @@ def main(args):
         sys.exit(f"the tokenizer has {len(tokenizer)} tokens, the model {config.vocab_size}")
     try:
         text = ConcatDataset([ChatDataset(path, args.context, tokenizer) for path in args.text])
-    except Exception as error:
-        sys.exit(f"--text needs a chat in each line, and --model a template: {error!r:.300}")
+    except UnicodeDecodeError as error:
+        sys.exit(f"--text is not UTF-8: convert it, such as with iconv ({error})")
     val_chunks = args.val_tokens // args.context
     if len(text) <= val_chunks:
         sys.exit(f"--text has {len(text)} chunks: {val_chunks} are for validation, add text")

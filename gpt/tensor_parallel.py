@@ -546,7 +546,7 @@ def main(args):
     if args.generate > 0:
         generated = model.generate("\n", args.generate)
         if dist.get_rank() == 0:
-            print(generated)
+            print("".join(c for c in generated if c.isprintable() or c == "\n"))  # no escape codes
     time.sleep(0.1)  # gloo may abort at exit without it (see pytorch#190489, the comments)
     dist.destroy_process_group()
 

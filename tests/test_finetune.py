@@ -36,13 +36,14 @@ CONFIG = {
 
 
 def make_model(folder, kind, dtype=torch.bfloat16, **changes):
-    """Saves a model with random weights, and a tokenizer of bytes; returns its size."""
+    """Saves a model with random weights, and a tokenizer of bytes and " a"; returns its size."""
     config = getattr(transformers, f"{kind}Config")(**CONFIG | changes)
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.save_pretrained(folder, max_shard_size="5MB")
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({letter: n for n, letter in enumerate(letters)}, []))
+    vocab = {token: n for n, token in enumerate([*letters, "Ġa"])}
+    tokenizer = Tokenizer(models.BPE(vocab, [("Ġ", "a")]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     transformers.PreTrainedTokenizerFast(
@@ -116,7 +117,9 @@ def read_chats(folder, template, *messages, context=60):
     """Returns the dataset of a file with a byte order mark, and twice a chat and a blank line."""
     make_model(folder / "model", "Llama")
     tokenizer = AutoTokenizer.from_pretrained(folder / "model", chat_template=template)
+    tokenizer.add_special_tokens({"eos_token": "<end>"})
     chat = json.dumps({"messages": messages, "tools": [{}]}, ensure_ascii=False)
+    chat = chat.replace("\ud83d", r"\ud83d")  # half of a pair, which UTF-8 does not have
     (folder / "chats").write_text(f"{chat}\n\n{chat}\n \n", encoding="utf-8-sig")
     return tokenizer, finetune_chat.ChatDataset(folder / "chats", context, tokenizer)
 
@@ -137,12 +140,37 @@ def test_chats(tmp_path, context, trained):
         assert torch.equal(targets[:-1][answer[:-1]], inputs[1:][answer[:-1]])
 
 
-def test_refused_chats(tmp_path):
-    with pytest.raises(ValueError, match="a chat must end with the assistant's answer"):
-        read_chats(tmp_path, CHAT_TEMPLATE, ANSWER, HELLO)
-    thinking = CHAT_TEMPLATE.replace("<assistant>{% endif", "<assistant><think>{% endif")
-    with pytest.raises(ValueError, match=r"the template's prompt '.*<think>' does not begin '.*a"):
-        read_chats(tmp_path, thinking, HELLO, ANSWER)
+THINKING = CHAT_TEMPLATE.replace("<assistant>{% endif", "<assistant><think>{% endif")
+ENDS_IN_SPACE = CHAT_TEMPLATE.replace("<{{ m.role }}>", "<{{ m.role }}> ").replace(
+    "<assistant>{% endif", "<assistant> {% endif"
+)
+NO_ANSWER = "must end with the assistant's text; none may have special tokens"
+NO_PROMPT = r"the template's prompt '.*' does not begin '.*a"
+
+
+def say(content, **more):
+    return {"role": "assistant", "content": content, **more}
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "message"),
+    [
+        (CHAT_TEMPLATE, [ANSWER, HELLO], NO_ANSWER),
+        (CHAT_TEMPLATE, [HELLO, say(None, tool_calls=[{}])], NO_ANSWER),
+        (CHAT_TEMPLATE, [HELLO, {"role": "assistant"}], NO_ANSWER),
+        (CHAT_TEMPLATE, [HELLO | {"content": "an <end> of mine"}, ANSWER], NO_ANSWER),
+        (CHAT_TEMPLATE, [HELLO, say([{"type": "text", "text": "a"}])], "a 'list' object"),
+        (CHAT_TEMPLATE, [HELLO, say(["a", "b"])], "a 'list' object"),
+        (CHAT_TEMPLATE, [HELLO, say("\ud83d")], "TypeError"),
+        (CHAT_TEMPLATE, [[HELLO, ANSWER]], "AttributeError"),
+        (CHAT_TEMPLATE, [], "not enough values"),
+        (THINKING, [HELLO, ANSWER], NO_PROMPT),
+        (ENDS_IN_SPACE, [HELLO, ANSWER], NO_PROMPT),
+    ],
+)
+def test_refused_chats(tmp_path, template, messages, message):
+    with pytest.raises(SystemExit, match=rf"chats, line 1: no chat of texts: .*{message}"):
+        read_chats(tmp_path, template, *messages)
 
 
 @pytest.mark.long
@@ -164,9 +192,10 @@ def test_finetuned_chats(shell):
         assert torch.equal(weight, one[name]) == frozen
     losses = [load_gpt(shell.folder / name)["loss"] for name in ("one", "several")]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    (shell.folder / "chats").write_text('{"messages": []}\n{"prompt": "Hi"}\n')
+    with open(shell.folder / "chats", "a") as file:
+        file.write('{"conversations": [{"from": "human", "value": "Hi"}]}\n')
     job = start(shell, 1, "other", "", options, "gpt/finetune_chat.py")
-    job.fails("--text needs a chat in each line, and --model a template: ")
+    job.fails("--text chats, line 193: no chat of texts: KeyError('messages')")
     write_chats(shell.folder / "chats", 100)
     options += " --context 20 --frozen_layers 2"
     job = start(shell, 1, "other", "", options, "gpt/finetune_chat.py")
@@ -226,7 +255,7 @@ OTHER_WEIGHTS = "cannot load the weights of model: another model's?"
     [
         ('"model_type": "llama"', '"model_type": "gpt2"', UNUSABLE),
         ('"vocab_size": 300', '"vocab_size": ', UNUSABLE),  # no JSON
-        ('"vocab_size": 300', '"vocab_size": 100', "the tokenizer has 256 tokens, the model 100"),
+        ('"vocab_size": 300', '"vocab_size": 100', "the tokenizer has 257 tokens, the model 100"),
         ('"num_hidden_layers": 2', '"num_hidden_layers": 1', OTHER_WEIGHTS),
         ('"hidden_size": 32', '"hidden_size": 64', OTHER_WEIGHTS),
     ],

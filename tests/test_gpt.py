@@ -22,6 +22,7 @@ from helpers import (
     logged_losses,
     patch,
 )
+from test_tokens import write_tokens
 from torch.nn import functional
 
 from tools.launch.snapshots import load, load_gpt, max_abs_diff, write_text
@@ -105,6 +106,19 @@ def test_text_is_not_loaded(tmp_path):
         file.truncate(2**40)
     dataset = importlib.import_module("gpt.gpt").TextDataset(tmp_path / "text", 64)
     assert [chunk.tolist() for chunk in dataset[2**33]] == [[0] * 64] * 2
+
+
+@pytest.mark.parametrize("name", ["gpt/gpt.py", "gpt/tokens.py"])
+def test_generated_text_is_printable(shell, name):
+    """No control character reaches the terminal, or makes a log binary."""
+    setup = "script.GPT.generate = lambda *arguments: 'gr\\x1b[2Jün\\0\\r\\n\ufffd\\x9b\\u202e!'"
+    options = tiny_options(shell, name)
+    if name == "gpt/tokens.py":
+        write_tokens(shell.folder / "tokens", SIZE + VAL_CHUNKS, 8)
+        options = options.replace(f"--text {shell.folder}/text", f"--data {shell.folder}/tokens")
+    script = patch(shell.folder, name, setup)
+    output = shell.ranks(f"{script} 1 {options}/s", 2).succeeds()
+    assert output.endswith("\ngr[2Jün\n\ufffd!\n")
 
 
 SONG = "nine green bottles hanging on the wall\n"

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from helpers import fences, gpt_config
+from jinja2 import TemplateError
 from test_gpt_sharded import start
 from test_tokens import prepare
 from torch.distributed.device_mesh import init_device_mesh
@@ -51,6 +52,9 @@ def test_exported(shell, monkeypatch, n_kv_head):
     chat = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "c"}]
     text = tokenizer.apply_chat_template(chat, tokenize=False)
     assert text == "<|user|>ab<|endoftext|><|assistant|>c<|endoftext|>"
+    for tools, role in [([{}], "user"), (None, "tool")]:  # which have no token
+        with pytest.raises(TemplateError, match="no place for tools, or for " + role):
+            tokenizer.apply_chat_template([*chat, {"role": role, "content": ""}], tools)
     ids = tokenizer(text).input_ids
     assert [i for i in ids if i < 4] == [2, 0, 3, 0]  # user, end, assistant, end
     text = exported.generate(tokens[:1, :3], max_new_tokens=5, do_sample=False)

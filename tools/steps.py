@@ -77,7 +77,7 @@ GPT = [
     Step("gpt/fsdp.py", "gpt/local_sgd.py", 50),
     Step("gpt/fsdp.py", "gpt/muon.py", 60),
     Step("gpt/fsdp.py", "gpt/finetune.py", 211),  # 103 of them are the GPT, which goes
-    Step("gpt/finetune.py", "gpt/finetune_chat.py", 72),
+    Step("gpt/finetune.py", "gpt/finetune_chat.py", 74),
 ]
 STAGES = [STEPS[0].base, *(step.file for step in STEPS)]
 ALL = STEPS + JOB_STEPS + RECIPES + LATER_RECIPES + BY_HAND + GPT
