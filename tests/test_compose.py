@@ -34,6 +34,7 @@ from test_recipes import OPTIONS as RECIPE_OPTIONS
 from test_recipes import curves
 
 from tools.compose.__main__ import BASES, PAIRS, ancestors, compose, series
+from tools.compose.merge import merge
 from tools.launch.jobs import Shell
 from tools.launch.snapshots import load_gpt, max_abs_diff
 from tools.steps import ROOT, STAGES
@@ -341,21 +342,77 @@ def test_bad_choice(tmp_path, arguments, error):
     assert sorted(tmp_path.rglob("*")) == before
 
 
+CLIP = "        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)"
+
+
 def test_conflict(tmp_path):
     """Marked as git marks it; --force replaces the file; lines end as they did in one's own."""
     text = (ROOT / "multinode.py").read_text()
-    text = text.replace("loss = self.loss_fn(", "loss = 2 * self.loss_fn(")
+    text = text.replace("loss.backward()\n", f"loss.backward()\n{CLIP}\n")
     (tmp_path / "own.py").write_text(text, newline="\r\n")
     arguments = "{folder}/own.py recipes/mixed_precision.py --base multinode.py -o {folder}/out.py"
     for more in ("", " --force"):
         result = compose_in(tmp_path, arguments + more)
         assert result.returncode == 1 and "out.py has conflicts, marked as git" in result.stderr
-    lines = (tmp_path / "out.py").read_bytes().split(b"\r\n")
-    assert b"        loss = 2 * self.loss_fn(self.model(inputs), targets)" in lines
-    marks = [line for line in lines if line[:7] in (b"<" * 7, b"=" * 7, b">" * 7)]
-    sides = [mark.split(b"/")[-1] for mark in marks]
-    assert sides == [b"own.py", b"=======", b"mixed_precision.py"]
-    assert b"\n" not in b"".join(lines)
+    lines = (tmp_path / "out.py").read_bytes().decode().split("\r\n")
+    assert "\n" not in "".join(lines)
+    (start,) = [n for n, line in enumerate(lines) if line.startswith("<<<<<<< ")]
+    (end,) = [n for n, line in enumerate(lines) if line.startswith(">>>>>>> ")]
+    separator = lines.index("=======")
+    assert lines[start].endswith("own.py") and lines[end].endswith("mixed_precision.py")
+    assert "\n".join(lines[start + 1 : separator]) in text and CLIP in lines[start:separator]
+    recipe = (ROOT / "recipes" / "mixed_precision.py").read_text()
+    assert "\n".join(lines[separator + 1 : end]) in recipe
+
+
+def step_lines(file):
+    """Returns the lines of the methods that train a batch and an epoch."""
+    text = (ROOT / file).read_text()
+    (trainer,) = (node for node in ast.parse(text).body if getattr(node, "name", "") == "Trainer")
+    lines = []
+    for node in trainer.body:
+        if getattr(node, "name", "") in ("_run_batch", "_run_epoch"):
+            lines += text.splitlines()[node.lineno - 1 : node.end_lineno]
+    return lines
+
+
+def indent(line):
+    return len(line) - len(line.lstrip())
+
+
+def insertions(lines):
+    """Yields where another statement can stand, and its lines, as deep as those around it."""
+    for n in range(1, len(lines)):
+        around = lines[n : n + 1] if lines[n - 1].endswith(":") else lines[n - 1 : n + 1]
+        for depth in {*map(indent, around)} - {4}:  # that of the methods
+            yield n, [" " * depth + "if own:", " " * depth + "    own()"]
+
+
+def test_own_lines():
+    """Between any two lines of a step, one's own conflict, or stay between the same ones."""
+    conflicts, count = set(), 0
+    for part in BASES:
+        for base in {BASES[part], "multinode.py"} & {*ancestors(part)[1:]}:
+            old, new = step_lines(base), step_lines(part)
+            for n, own in insertions(old):
+                sides = (old, [*old[:n], *own, *old[n:]], new)
+                sides = ([(line, None) for line in side] for side in sides)
+                merged = [line for line, _ in merge(*sides, lambda *_: [("<<<<<<<", None)])]
+                count += 1
+                if "<<<<<<<" in merged:
+                    conflicts.add((base, part, old[n - 1].strip()))
+                    continue
+                start = merged.index(own[0])
+                assert merged == [*new[:start], *own, *new[start:]]
+                assert merged[start - 1] == old[n - 1] or merged[start + 2] == old[n]
+                assert indent(merged[start + 2]) <= indent(own[0])  # it takes in no other line
+                ast.parse("\n".join(["class Trainer:", *merged]))
+    print(f"{count} insertions:", *sorted(conflicts), sep="\n")
+    loss = "loss = self.loss_fn(self.model(inputs), targets)"
+    assert ("multinode.py", "recipes/mixed_precision.py", "loss.backward()") in conflicts
+    assert ("multinode.py", "recipes/gradient_accumulation.py", loss) in conflicts
+    assert ("gpt/fsdp.py", "gpt/accumulate.py", loss) in conflicts
+    assert len(conflicts) < count / 100  # or all would do
 
 
 @pytest.mark.long

@@ -20,31 +20,44 @@
   const isGpt = (file) => ancestors(file).includes("gpt/gpt.py");
 
   // From here to `fold`, the functions of tools/compose/merge.py. A line has its text and its part.
+  const subject = (line) => line.text.match(/^\s*[\w.]*/)[0];
+
   function edits(old, new_) {
     const [added, replaced] = [{}, {}];
     let [i, j, removed, inserted] = [0, 0, [], []];
     const signs = diff(old.map((line) => line.text), new_.map((line) => line.text));
     for (const [sign] of [...signs, [" "]]) {
-      if (sign === "-") removed.push(i++);
+      if (sign === "-") removed.push(old[i++]);
       else if (sign === "+") inserted.push(new_[j++]);
       else {
-        const oneByOne = removed.length === inserted.length;
-        removed.forEach((k, n) => (replaced[k] = oneByOne ? [inserted[n]] : n ? [] : inserted));
+        const start = i - removed.length;
         if (!removed.length) added[i] = inserted;
+        else if (String(removed.map(subject)) === String(inserted.map(subject))) {
+          inserted.forEach((line, n) => (replaced[start + n] = [start + n + 1, [line]]));
+        } else replaced[start] = [i, inserted];
         [i, j, removed, inserted] = [i + 1, j + 1, [], []];
       }
     }
     return [added, replaced];
   }
 
+  function version(old, start, end, added, replaced) {
+    const result = [];
+    for (let i = start, lines; i < end; ) {
+      if (i > start) result.push(...(added[i] ?? []));
+      [i, lines] = replaced[i] ?? [i + 1, old.slice(i, i + 1)];
+      result.push(...lines);
+    }
+    return result;
+  }
+
   const equal = (a, b) => a.length === b.length && a.every((line, n) => line.text === b[n].text);
 
-  function join(a, b) {
-    if (!a.length || !b.length || equal(a, b)) return a.length ? a : b;
+  function joinImports(all) {
     const imports = {};
-    for (const { text, part } of [...a, ...b]) {
+    for (const { text, part } of all) {
       const found = text.match(/^(import|from) (\S+)(?: import (\w.*))?$/);
-      if (!found) return [...a, ...b];
+      if (!found) return [];
       const key = `${found[1] === "from" ? 1 : 0} ${found[2]}`; // in their order
       const names = [...(imports[key]?.names ?? []), ...(found[3]?.split(", ") ?? [])];
       imports[key] = { names: new Set(names), part };
@@ -56,16 +69,37 @@
     });
   }
 
+  function indents(all) {
+    const found = all.map((line) => line.text.search(/\S/)).filter((indent) => indent >= 0);
+    return found.length ? found : [0];
+  }
+
+  function settle(old, ours, theirs) {
+    if (equal(theirs, old) || equal(theirs, ours)) return ours;
+    if (equal(ours, old)) return theirs;
+    const imports = joinImports([...ours, ...theirs]);
+    const one = [ours, theirs, imports].every((side) => side.length === 1);
+    if (imports.length && (!old.length || one)) return imports;
+    const fits = ([a, b]) => !old.length && Math.min(...indents(a)) >= indents(b)[0];
+    return [[ours, theirs], [theirs, ours]].find(fits)?.flat();
+  }
+
   function merge(old, ours, theirs, resolve) {
     const [added, replaced] = edits(old, ours);
     const [theirAdded, theirReplaced] = edits(old, theirs);
-    return [...old, undefined].flatMap((line, i) => {
-      const before = join(added[i] ?? [], theirAdded[i] ?? []);
-      const [a, b] = [replaced[i], theirReplaced[i]];
-      if (!a || !b || equal(a, b)) return [...before, ...(a ?? b ?? (line ? [line] : []))];
-      const joined = a.length === 1 && b.length === 1 ? join(a, b) : [];
-      return [...before, ...(joined.length === 1 ? joined : resolve(a, b))];
-    });
+    const result = [];
+    const add = (before, a, b) => result.push(...(settle(before, a, b) ?? resolve(a, b)));
+    for (let start = 0, end; start <= old.length; start = end) {
+      end = start + 1;
+      for (let i = start; i < end; i++) {
+        end = Math.max(end, replaced[i]?.[0] ?? 0, theirReplaced[i]?.[0] ?? 0);
+      }
+      add([], added[start] ?? [], theirAdded[start] ?? []);
+      const a = version(old, start, end, added, replaced);
+      const b = version(old, start, end, theirAdded, theirReplaced);
+      add(old.slice(start, end), a, b);
+    }
+    return result;
   }
 
   function fold(parts, linesOf, resolve) {

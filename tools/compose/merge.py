@@ -31,40 +31,59 @@ def diff(old, new):
             j += 1
 
 
+def subject(line):
+    """Returns the start of a line, with what it assigns to or calls."""
+    return re.match(r"\s*[\w.]*", line[0])[0]
+
+
 def edits(old, new):
-    """Returns what `new` adds before each line of `old`, and what it has in the place of some."""
+    """Returns what `new` adds before lines of `old`, and what it has in the place of others.
+
+    The latter as the line where they end, and those in their place: one for each, if there are as
+    many, and each does something with the same.
+    """
     added, replaced = {}, {}
     removed, inserted = [], []
     for sign, k in [*diff(old, new), (" ", len(old))]:
         if sign == "-":
-            removed.append(k)
+            removed.append(old[k])
         elif sign == "+":
             inserted.append(new[k])
         else:
-            one_by_one = len(removed) == len(inserted)
-            for n, i in enumerate(removed):
-                replaced[i] = [inserted[n]] if one_by_one else []
+            start = k - len(removed)
             if not removed:
                 added[k] = inserted
-            elif not one_by_one:
-                replaced[removed[0]] = inserted
+            elif [*map(subject, removed)] == [*map(subject, inserted)]:
+                replaced |= {i: (i + 1, [line]) for i, line in enumerate(inserted, start)}
+            else:
+                replaced[start] = (k, inserted)
             removed, inserted = [], []
     return added, replaced
+
+
+def version(old, start, end, added, replaced):
+    """Returns what the edits have in the place of the lines from `start` to `end`."""
+    result = []
+    i = start
+    while i < end:
+        if i > start:
+            result += added.get(i, [])
+        i, lines = replaced.get(i, (i + 1, old[i : i + 1]))
+        result += lines
+    return result
 
 
 def texts(lines):
     return [text for text, _ in lines]
 
 
-def join(lines, others):
-    """Returns both, one after the other; if all are imports, sorted, those of a module as one."""
-    if not lines or not others or texts(lines) == texts(others):
-        return lines or others
+def join_imports(lines):
+    """Returns them sorted, those of a module as one, or [] if a line is no import."""
     imports = {}
-    for text, part in lines + others:
+    for text, part in lines:
         found = re.fullmatch(r"(import|from) (\S+)(?: import (\w.*))?", text)
         if not found:
-            return lines + others
+            return []
         keyword, module, names = found.groups()
         known, _ = imports.get((keyword == "from", module), (set(), None))
         imports[keyword == "from", module] = known | {*(names or "").split(", ")}, part
@@ -77,28 +96,56 @@ def join(lines, others):
     ]
 
 
+def indents(lines):
+    return [len(text) - len(text.lstrip()) for text in texts(lines) if text.strip()] or [0]
+
+
+def settle(old, ours, theirs):
+    """Returns what comes in the place of `old`, which may be no line, or None for a conflict."""
+    if texts(theirs) in (texts(old), texts(ours)):
+        return ours
+    if texts(ours) == texts(old):
+        return theirs
+    imports = join_imports(ours + theirs)
+    if imports and (not old or len(ours) == len(theirs) == len(imports) == 1):
+        return imports
+    if not old:
+        for first, second in ((ours, theirs), (theirs, ours)):
+            if min(indents(first)) >= indents(second)[0]:  # else it would be in a block of `first`
+                return first + second
+    return None
+
+
 def merge(old, ours, theirs, resolve):
     """Returns `old` with the edits of both; where they conflict, what `resolve(ours, theirs)` says.
 
-    A conflict is another text of both in the place of the same lines.
+    A conflict is another text of both in the place of the same lines. An addition has its place
+    among them if it stands between lines that the other side replaces all at once, not one by one.
     """
     our_added, our_replaced = edits(old, ours)
     their_added, their_replaced = edits(old, theirs)
     result, conflict = [], ([], [])
-    for i in range(len(old) + 1):
-        added = join(our_added.get(i, []), their_added.get(i, []))
-        a, b = our_replaced.get(i), their_replaced.get(i)
-        differ = a is not None and b is not None and texts(a) != texts(b)
-        joined = join(a, b) if differ and len(a) == len(b) == 1 else []
-        if any(conflict) and (added or not differ):
-            result += resolve(*conflict)
-            conflict = ([], [])
-        result += added
-        if len(joined) == 1:  # names of one module
-            result += joined
-        elif differ:
-            conflict[0].extend(a)
-            conflict[1].extend(b)
-        elif i < len(old):
-            result += next((lines for lines in (a, b) if lines is not None), [old[i]])
-    return result
+    start = 0
+    while start <= len(old):
+        i, end = start, start + 1
+        while i < end:  # an edit of one side may begin within one of the other
+            end = max([end, *(r[i][0] for r in (our_replaced, their_replaced) if i in r)])
+            i += 1
+        pieces = [
+            ([], our_added.get(start, []), their_added.get(start, [])),
+            (
+                old[start:end],
+                version(old, start, end, our_added, our_replaced),
+                version(old, start, end, their_added, their_replaced),
+            ),
+        ]
+        for before, a, b in pieces:
+            lines = settle(before, a, b)
+            if lines is None:
+                conflict[0].extend(a)
+                conflict[1].extend(b)
+            elif lines:
+                result += [*(resolve(*conflict) if any(conflict) else []), *lines]
+                conflict = ([], [])
+        start = end
+    return result + (resolve(*conflict) if any(conflict) else [])
