@@ -1,14 +1,17 @@
-"""Compares gpt/pretrain.py with nanoGPT's loop, on one GPU and the same model
+"""Measures on GPUs, and can write sections of docs/field_reports.md
 
-    python -m bench.gpu --peak_tflops 989
+    python -m bench.gpu gpt --peak_tflops 989
+    python -m bench.gpu stages
 
-The peak speed of the GPU stands in its data sheet: for bfloat16, without sparsity. Each variant
-trains two epochs in a process of its own. The second epoch counts, since the first compiles and
-warms up; nothing is saved or evaluated. With `--report FILE`, the stages train, too, on all GPUs,
-and a section for docs/field_reports.md is written.
+`gpt` compares gpt/pretrain.py with nanoGPT's loop, on one GPU and the same model. The peak speed of
+the GPU stands in its data sheet: for bfloat16, without sparsity. Each variant trains two epochs in
+a process of its own. The second epoch counts, since the first compiles and warms up; nothing is
+saved or evaluated. `stages` trains the stages on all GPUs. With `--report FILE`, each row is
+appended to the file as soon as it is there, a failure as well.
 """
 
 import argparse
+import itertools
 import math
 import os
 import re
@@ -21,6 +24,8 @@ from pathlib import Path
 import torch
 
 from bench import launch
+from bench.calculator import BFLOAT16, USABLE_MEMORY
+from bench.memory import GPT, memory
 from gpt import pretrain
 from tools.launch.snapshots import write_text
 from tools.steps import STAGES
@@ -31,14 +36,21 @@ VARIANTS = {
     "nanoGPT's loop": "bench.nanogpt_loop",
     "nanoGPT's loop, compiled": "bench.nanogpt_loop --compile",
 }
-BATCH_SIZES = [64, 32, 16, 8, 4, 2, 1]
+BATCH_SIZES = [16, 8, 4, 2, 1]  # 16 fits into 80 GB
 N_HEAD, N_EMBD, CONTEXT = 32, 2048, 1024
 STEPS = 20  # per epoch
 FEW_EPOCHS, MANY_EPOCHS = 2, 202  # of the stages
+TIME_LIMIT_S = 150  # of a variant, or of a stage
+
+
+class FailedError(Exception):
+    """What has ended a command, in one line."""
 
 
 def log_throughput(trainer):
     """Stands in for `Trainer._evaluate`."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()  # as nanoGPT's loop waits for the GPU
     tokens = trainer.tokens - trainer.tokens_before
     trainer._log(trainer._throughput(tokens, trainer.time_before))
     trainer._restart_clock()
@@ -53,46 +65,48 @@ def train(args):
 
 
 def run(command):
-    """Returns what `command` prints, or None if the GPU's memory is too small for it."""
-    status, output = launch.run(command)
+    """Returns what a command prints; raises FailedError if it fails, or does not end in time."""
+    status, output = launch.run(command, TIME_LIMIT_S)
     if status == 0:
         return output
+    print(*output.splitlines()[-50:], f"failed: {command}", sep="\n", flush=True)
+    if status is None:
+        raise FailedError(f"no end in {TIME_LIMIT_S} s")
     if "out of memory" in output:
-        return None
-    sys.exit(f"{output}\nfailed: {command}")
+        raise FailedError("out of memory")
+    errors = re.findall(r"\w+(?:Error|Exception): .+", output)
+    raise FailedError([f"status {status}", *errors][-1].replace("|", "/"))
 
 
-def benchmark(variants, options, batch_sizes, context, folder):
-    """Yields the rows of the table. A variant starts with the batch size of the one before it.
+def batch_size_that_fits(n_layer, gpu_memory):
+    """Returns the largest of BATCH_SIZES for which all parts fit, so that no variant changes it."""
+    params = 12 * n_layer * N_EMBD**2 + (2 * 256 + CONTEXT) * N_EMBD
+    model = GPT(params, n_layer, N_EMBD, 256, CONTEXT)
+    for size in BATCH_SIZES:
+        if memory(model, size, BFLOAT16)["peak"] <= USABLE_MEMORY * gpu_memory:
+            return size
+    sys.exit("a batch of one does not fit in memory: try --layers 12")
 
-    In `folder`, it writes a text of `STEPS` batches.
-    """
+
+def gpt_rows(variants, options, batch_size, folder):
+    """Yields the table of the variants. In `folder`, it writes a text of `STEPS` batches."""
+    yield "| variant | batch size | tokens/s | MFU | peak memory |"
+    yield "|---|---|---|---|---|"
     text = folder / "text"
-    options += f" --text {text} --snapshot_path {folder}/none.pt --context {context} --generate 0"
-    options += f" --eval_every_steps {STEPS} --val_tokens {context}"
-    sizes = list(batch_sizes)
+    write_text(text, 1 + STEPS * batch_size, CONTEXT)
+    options += f" --text {text} --snapshot_path {folder}/none.pt --context {CONTEXT} --generate 0"
+    options += f" --eval_every_steps {STEPS} --val_tokens {CONTEXT} --batch_size {batch_size}"
     for name, module in variants.items():
-        torchrun = f"torchrun --standalone --nproc_per_node=1 -m {module} 2 1 {options}"
-        output = None
-        while output is None:
-            if not sizes:
-                sys.exit("a batch of one does not fit in memory: try --layers 12")
-            print(f"{name}, batch size {sizes[0]} …", flush=True)
-            write_text(text, 1 + STEPS * sizes[0], context)
-            output = run(f"{torchrun} --batch_size {sizes[0]}")
-            if output is None:
-                print(f"out of memory with a batch size of {sizes.pop(0)}", flush=True)
+        print(f"{name} …", flush=True)
+        try:
+            output = run(f"torchrun --standalone --nproc_per_node=1 -m {module} 2 1 {options}")
+        except FailedError as error:
+            yield f"| {name} | {batch_size} | failed: {error} | | |"
+            continue
         # Of the last epoch: the line of the whole training ends with other words.
         tokens_per_second, mfu = re.findall(r"(\S+) tokens/s, MFU (\S+)%$", output, re.M)[-1]
-        memory = re.search(r"peak memory (\S+) GB", output)[1]
-        yield f"| {name} | {sizes[0]} | {tokens_per_second} | {mfu} % | {memory} GB |"
-
-
-def report(device, rows):
-    """Returns the table, in Markdown; `device` is the name of the GPU."""
-    title = f"{device}, torch {torch.__version__}, CUDA {torch.version.cuda}"
-    header = [f"| {title} | batch size | tokens/s | MFU | peak memory |", "|---|---|---|---|---|"]
-    return "\n".join([*header, *rows])
+        peak = re.search(r"peak memory (\S+) GB", output)[1]
+        yield f"| {name} | {batch_size} | {tokens_per_second} | {mfu} % | {peak} GB |"
 
 
 def stage_command(stage, gpus):
@@ -101,29 +115,46 @@ def stage_command(stage, gpus):
         return f"python {stage} --batch_size {32 * gpus}"
     if stage == "multigpu.py":
         return f"python {stage} --batch_size 32"
-    torchrun = f"torchrun --standalone --nproc_per_node={gpus} {stage}"
+    command = f"torchrun --standalone --nproc_per_node={gpus} {stage}"
+    if stage in STAGES[STAGES.index("resumable.py") :]:
+        command += " --save_every_steps 1000000"
     if stage == "elastic_ddp.py":
-        return f"{torchrun} --global_batch_size {32 * gpus}"
-    return f"{torchrun} --batch_size 32"
+        return f"{command} --global_batch_size {32 * gpus}"
+    return f"{command} --batch_size 32"
 
 
 def train_stage(command, epochs, path):
     """Returns the loss of the last epoch, and the seconds that all has taken."""
     start_time = time.perf_counter()
-    output = launch.output_of(f"{command} --snapshot_path {path} {epochs} {epochs}")
+    output = run(f"{command} --snapshot_path {path} {epochs} {epochs}")
     return float(re.findall(r"loss (\S+) \| saved", output)[-1]), time.perf_counter() - start_time
 
 
 def stage_rows(gpus, folder):
-    """Yields a row per stage: whether its loss is that of one CPU, and the time of a step."""
-    reference = f"env CUDA_VISIBLE_DEVICES= {stage_command('singlegpu.py', gpus)}"
-    expected, _ = train_stage(reference, FEW_EPOCHS, folder / "reference.pt")
+    """Yields the table of the stages: whether the loss is that of CPUs, and the time of a step."""
+    yield "| stage | loss, and that of CPUs | seconds per step |"
+    yield "|---|---|---|"
+    # On three ranks, for instance, DistributedSampler takes a sample twice.
+    on_cpus = {False: "singlegpu.py", True: "multinode.py"}
+    if 2048 % gpus == 0:
+        on_cpus[True] = "singlegpu.py"
+    expected = {}
     for stage in STAGES:
         print(f"{stage} …", flush=True)
         command = stage_command(stage, gpus)
-        loss, few_seconds = train_stage(command, FEW_EPOCHS, folder / f"{stage}.pt")
-        _, many_seconds = train_stage(command, MANY_EPOCHS, folder / f"{stage}.pt")  # resumes
-        equal = "equal" if math.isclose(loss, expected, rel_tol=1e-3) else f"not {expected}"
+        reference = on_cpus[stage not in ("singlegpu.py", "elastic_ddp.py")]
+        try:
+            if reference not in expected:
+                on_cpu = f"env CUDA_VISIBLE_DEVICES= {stage_command(reference, gpus)}"
+                path = folder / f"reference-{reference}.pt"
+                expected[reference], _ = train_stage(on_cpu, FEW_EPOCHS, path)
+            loss, few_seconds = train_stage(command, FEW_EPOCHS, folder / f"{stage}.pt")
+            _, many_seconds = train_stage(command, MANY_EPOCHS, folder / f"{stage}.pt")  # resumes
+        except FailedError as error:
+            yield f"| `{stage}` | failed: {error} | |"
+            continue
+        right = expected[reference]
+        equal = "equal" if math.isclose(loss, right, rel_tol=1e-3) else f"not {right}"
         steps = (MANY_EPOCHS - 2 * FEW_EPOCHS) * math.ceil(2048 / (32 * gpus))
         seconds = (many_seconds - few_seconds) / steps  # starting took both runs the same time
         yield f"| `{stage}` | {loss}, {equal} | {seconds:.5f} |"
@@ -131,8 +162,8 @@ def stage_rows(gpus, folder):
 
 def versions():
     """Returns those of all that a report names."""
-    query = "nvidia-smi --query-gpu=driver_version --format=csv,noheader"
-    driver = launch.output_of(query).split("\n")[0]
+    status, output = launch.run("nvidia-smi --query-gpu=driver_version --format=csv,noheader", 60)
+    driver = output.split("\n")[0] if status == 0 else "unknown"
     nccl = ".".join(map(str, torch.cuda.nccl.version()))
     return (
         f"driver {driver}, CUDA {torch.version.cuda}, NCCL {nccl}, torch {torch.__version__}, "
@@ -140,22 +171,27 @@ def versions():
     )
 
 
-def field_report(title, versions, table, stages):
-    """Returns a section of docs/field_reports.md."""
-    header = ["| stage | loss, and that of one CPU | seconds per step |", "|---|---|---|"]
-    lines = [f"## {title}", "", f"{date.today()}: {versions}", "", table, "", *header, *stages]
-    return "\n".join(lines) + "\n"
+def publish(lines, path):
+    """Prints each line as soon as it is there, and appends it to a file, if one is named."""
+    for line in lines:
+        print(line, flush=True)
+        if path:
+            with path.open("a") as file:
+                file.write(f"{line}\n")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--peak_tflops", type=float, required=True, help="in bfloat16, dense")
+    parser.add_argument("what", choices=["gpt", "stages"])
+    parser.add_argument("--peak_tflops", type=float, help="in bfloat16, dense; gpt needs it")
     parser.add_argument("--layers", type=int, default=24, help="of 50 million weights each")
-    parser.add_argument("--report", type=Path, help="a file, to be written")
+    parser.add_argument("--report", type=Path, help="a file, to which a section is appended")
     args = parser.parse_args()
     if args.report and not os.access(args.report.parent, os.W_OK):
         parser.error(f"cannot write {args.report}: create its folder, or set another path")
-    if args.layers < 1 or args.peak_tflops <= 0:
+    if args.what == "gpt" and args.peak_tflops is None:
+        parser.error("gpt needs --peak_tflops, which stands in the GPU's data sheet")
+    if args.layers < 1 or (args.peak_tflops is not None and args.peak_tflops <= 0):
         parser.error("--layers and --peak_tflops must be more than 0")
     if not torch.cuda.is_available():
         check = '.venv/bin/python -c "import torch; torch.cuda.init()"'
@@ -163,21 +199,23 @@ def main():
     device = torch.cuda.get_device_name().removeprefix("NVIDIA ")
     if not torch.cuda.is_bf16_supported(including_emulation=False):
         sys.exit(f"{device} does not compute in bfloat16: use a newer GPU")
-    options = f"--n_layer {args.layers} --n_head {N_HEAD} --n_embd {N_EMBD}"
-    options += f" --learning_rate 3e-4 --peak_tflops {args.peak_tflops}"
+    gpus = torch.cuda.device_count()
     with tempfile.TemporaryDirectory() as folder:
-        rows = list(benchmark(VARIANTS, options, BATCH_SIZES, CONTEXT, Path(folder)))
-        table = report(device, rows)
-        print(table)
-        if args.report:
-            gpus = torch.cuda.device_count()
-            stages = list(stage_rows(gpus, Path(folder)))
-            args.report.write_text(field_report(f"{gpus} x {device}", versions(), table, stages))
-            print(f"wrote {args.report}")
+        if args.what == "stages":
+            title, rows = f"{gpus} x {device}", stage_rows(gpus, Path(folder))
+        else:
+            options = f"--n_layer {args.layers} --n_head {N_HEAD} --n_embd {N_EMBD}"
+            options += f" --learning_rate 3e-4 --peak_tflops {args.peak_tflops}"
+            batch_size = batch_size_that_fits(
+                args.layers, torch.cuda.get_device_properties(0).total_memory
+            )
+            title, rows = device, gpt_rows(VARIANTS, options, batch_size, Path(folder))
+        heading = ["", f"## {args.what}: {title}", "", f"{date.today()}: {versions()}", ""]
+        publish(itertools.chain(heading, rows), args.report)
 
 
 if __name__ == "__main__":
-    if "LOCAL_RANK" in os.environ:  # started by `benchmark`
+    if "LOCAL_RANK" in os.environ:  # started by `gpt_rows`
         train(pretrain.parse_args())
     else:
         main()
