@@ -243,14 +243,11 @@ def prove(shell, pair):
     stop = {"SIGNAL": "15", "SIGNAL_AT": "0 16" if series(pair[0]) else "1 320"}
     if not any("preemptible.py" in ancestors(part) for part in pair):
         stop = {"KILL_AT": "40"}
-<<<<<<< HEAD
     elif any("recipes/evaluate.py" in ancestors(part) for part in pair):
         stop["SIGNAL_AT"] = "evaluation"  # whose data workers must live on, too
-=======
     if "recipes/save_after_failure.py" in pair:
         stop = {"SIGNAL": "9", "SIGNAL_AT": "1 448", "SIGNAL_RANK": "0"}  # rank 1 saves
         setup += SAME_LOSS
->>>>>>> w-compose
     resumed = train(shell, pair, script, setup, stop)
     if "recipes/save_after_failure.py" in pair:
         assert "epoch 1 + 448 samples" in resumed.output
