@@ -86,6 +86,7 @@ EXCEPTIONS = [
         "two nodes",
         joined=("of 2 starts", "(?s)of 4 starts.*saved own_disks.pt"),
     ),
+    Row("stream.md: torchrun ", "Ctrl-C", until="saved stream.pt", stop=True),
     Row(
         "regroup.md: python recipes/regroup.py ",
         "three processes, of which the last one is killed",

@@ -15,45 +15,43 @@ SIZES = [7, 0, 130, 64, 56]  # lines of the shards: of five global batches, the 
 LIVES = [(1, 2, (0, 192)), (3, 0, (1, 256)), (2, 2, (3, 0))]  # ranks, data workers, where it ends
 # Writes which samples, as they reach the model, count in the gradients of a step.
 RECORD = f"""{FORK}{SIGNAL}
-torch.set_default_dtype(getattr(torch, os.environ["DTYPE"]))
 script.SHUFFLE_SIZE = 100
 @before(script.Trainer, "_run_batch")
 def record(self, inputs, targets):
     def write(grad):
-        with open(f"{{os.environ['RUN']}}.{{os.getpid()}}", "a") as file:
+        with open(f"{{self.args.snapshot_path}}.{{os.getpid()}}", "a") as file:
             print(script.json.dumps(inputs[grad.any(1)].tolist()), file=file)
     targets.requires_grad_().register_hook(write)
 """
 
 
 @pytest.mark.parametrize("source", ["--shards .", ""])
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 1e-6)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
 def test_each_line_once(shell, request, source, dtype, tolerance):
     """As in an unbroken run of one process, and in a plain loop over the batches of that."""
-    torch.set_default_dtype(getattr(torch, dtype))
+    torch.set_default_dtype(dtype)
     request.addfinalizer(lambda: torch.set_default_dtype(torch.float32))
     samples = torch.randn(sum(SIZES), 10)
     for number, shard in enumerate(samples.split(SIZES)):
         lines = "".join(f"{sample}\n" for sample in shard.tolist())
         (shell.folder / f"{number}.jsonl").write_text(lines)
-    command = f"{patch(shell.folder, SCRIPT, RECORD)} 3 9 --save_every_steps 1 {source}"
+    setup = f"{RECORD}torch.set_default_dtype({dtype})"
+    command = f"{patch(shell.folder, SCRIPT, setup)} 3 9 {source} --save_every_steps 1"
     for ranks, workers, end in LIVES:
         kill = {"SIGNAL": "9", "SIGNAL_AT": "{} {}".format(*end)}
-        options = f"{command} --num_workers {workers}"
-        job = shell.ranks(options, ranks, RUN="killed", DTYPE=dtype, **kill)
+        job = shell.ranks(f"{command} --num_workers {workers}", ranks, **kill)
         assert job.wait() == (-9 if end < (3, 0) else 0), job.output
         assert position(shell.folder / "snapshot.pt") == end
-    shell.ranks(f"{command} --snapshot_path unbroken", RUN="unbroken", DTYPE=dtype).succeeds()
+    shell.ranks(f"{command} --snapshot_path unbroken").succeeds()
     killed, unbroken = (
-        [json.loads(line) for path in shell.folder.glob(run) for line in path.open()]
-        for run in ("killed.*", "unbroken.*")
+        [json.loads(line) for path in shell.folder.glob(f"{run}.*") for line in path.open()]
+        for run in ("snapshot.pt", "unbroken")
     )
     assert sorted(chain(*killed)) == sorted(chain(*unbroken))
     if source:
         assert sorted(chain(*unbroken)) == sorted(3 * samples.tolist())
-        last = samples[-56:].tolist()  # the last shard, shuffled anew in each epoch
-        orders = [[s for s in chain(*unbroken[n : n + 5]) if s in last] for n in (0, 5)]
-        assert last != orders[0] != orders[1] != last
+        orders = [[s for s in chain(*unbroken[n : n + 5]) if s in shard.tolist()] for n in (0, 5)]
+        assert shard.tolist() != orders[0] != orders[1] != shard.tolist()
     torch.manual_seed(0)
     model = singlegpu.ToyModel()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -67,12 +65,12 @@ def test_each_line_once(shell, request, source, dtype, tolerance):
 
 
 def test_other_shards_within_an_epoch(shell):
-    """They are refused. If there is not a line in them, it says so."""
+    """They are refused. If they have no line, it says so."""
+    error = documented_error("there is no batch to train with: is the data set empty?")
     command = f"{patch(shell.folder, SCRIPT, SIGNAL)} 1 --shards . --save_every_steps 1"
-    shell.ranks(command).fails(
-        documented_error("there is no batch to train with: is the data set empty?")
-    )
-    (shell.folder / "0.jsonl").write_text(f"{[0.5] * 10}\n" * 99)
-    assert shell.ranks(command, SIGNAL="9", SIGNAL_AT="0 64").wait() == -9
-    (shell.folder / "1.jsonl").write_text(f"{[0.5] * 10}\n")
-    shell.ranks(command).fails("its epoch is one of seed 0, ", " bytes", " not seed 0, ")
+    shell.ranks(command).fails(error)
+    for number in (0, 1):
+        (shell.folder / f"{number}.jsonl").write_text(f"{[0.5] * 10}\n" * 99)
+        job = shell.ranks(command, SIGNAL="9", SIGNAL_AT="0 64")
+        assert job.wait() != 0
+    job.fails("its epoch is one of seed 0, ", " bytes", " not seed 0, ")
