@@ -34,6 +34,7 @@ STAGES = {
     "resumable": RARELY,
     "preemptible": RARELY,
     "elastic_ddp": f"{RARELY} --global_batch_size {2 * BATCH_SIZE}",
+    "recipes.stream": f"{RARELY} --global_batch_size {2 * BATCH_SIZE}",
 }
 
 
@@ -87,7 +88,7 @@ def make_candidates():
         patch("torch.distributed.destroy_process_group"),
     ):
         for name, arguments in STAGES.items():
-            candidates[f"{name}.py"] = epoch_of(build(name, arguments))
+            candidates[f"{name.replace('.', '/')}.py"] = epoch_of(build(name, arguments))
 
     accelerator = Accelerator(cpu=True)
     accelerated = accelerator.prepare(*training(dataset, RandomSampler(dataset)))

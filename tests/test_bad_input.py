@@ -38,6 +38,7 @@ def module(script):
             "--snapshot_path no/such/s.pt",
             "cannot write no/such/s.pt: create its folder, or set another path",
         ),
+        ("recipes/stream.py", "--shards missing", "cannot read --shards missing: name a folder"),
         ("gpt/gpt.py", "--text missing.txt", "cannot read --text missing.txt"),
         ("gpt/gpt.py", "--n_head 3", "and --n_head divide --n_embd"),
         ("gpt/llama.py", "--n_kv_head 3", N_KV_HEAD),

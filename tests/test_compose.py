@@ -77,6 +77,7 @@ DECIDING = [
     "recipes/mixed_precision.py",
     "recipes/evaluate.py",
     "recipes/images.py",
+    "recipes/stream.py",
     "gpt/slow_network.py",
     "gpt/tokens.py",
     "gpt/llama.py",
@@ -189,7 +190,7 @@ def train(shell, parts, script=None, setup="", stop=None):
         batch_size = BATCH_SIZE * shared // ranks
         options = f"{data_options(folder, data)} --batch_size {batch_size} {options}"
         setup = ("" if data in FINETUNE else FLOAT64) + setup
-    elif "recipes/images.py" not in files:
+    elif not {"recipes/images.py", "recipes/stream.py"} & {*files}:
         setup += resize(2050)  # of which the ranks can share four fifths
     options += " --save_every_steps 5" if "resumable.py" in files else ""
     setup += FORK + SIGNAL if "preemptible.py" in files else KILL

@@ -12,6 +12,7 @@ from helpers import SCRIPTS, SIGNAL, patch
 from test_bad_input import module
 from test_gpus import NAMES
 
+from tools.compose.__main__ import ancestors
 from tools.launch.jobs import pretend_gpus
 
 
@@ -30,7 +31,7 @@ def test_group_on_gpus(name, monkeypatch):
         module(name).main(*([1, args] if name == "multigpu.py" else [args]))
     expected = {"device_id": torch.device("cuda", 1)}
     backend = "nccl"
-    if name in ("elastic_ddp.py", "recipes/own_disks.py", "recipes/save_after_failure.py"):
+    if "elastic_ddp.py" in ancestors(name):
         backend = "cpu:gloo,cuda:nccl"
         expected["timeout"] = timedelta(minutes=3)
     init_process_group.assert_called_with(backend, **expected)

@@ -85,6 +85,7 @@ EXCEPTIONS = [
         joined=("of 2 starts", "(?s)of 4 starts.*saved own_disks.pt"),
     ),
     Row("save_after_failure.md: torch", "a rank is killed", until="saved save_after_failure.pt"),
+    Row("stream.md: torchrun ", "Ctrl-C", until="saved stream.pt", stop=True),
     Row(
         "regroup.md: python recipes/regroup.py ",
         "three processes, of which the last one is killed",

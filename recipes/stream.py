@@ -1,0 +1,348 @@
+"""Train on a stream while nodes come and go, with the same commands on each (HOST is one of them):
+
+    export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+    torchrun --nnodes=1:3 --nproc_per_node=2 --max-restarts=100 \
+        --rdzv_backend=c10d --rdzv_endpoint=HOST:29400 recipes/stream.py 50 10
+
+Trains for 50 epochs and saves a snapshot every 10. Started again, it resumes from the snapshot;
+to start afresh, delete the file or name another one with --snapshot_path.
+To train your own model, replace ToyModel, ToyDataset and the lines of main that build them.
+"""
+
+import argparse
+import contextlib
+import io
+import itertools
+import json
+import math
+import os
+import signal
+import socket
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.serialization import get_unsafe_globals_in_checkpoint
+from torch.utils.data import DataLoader, Dataset, Sampler
+from tqdm import tqdm
+
+SHUFFLE_SIZE = 1000  # lines that are shuffled together
+
+
+class ToyModel(nn.Module):
+    """Maps inputs of shape (batch, 10) to outputs of shape (batch, 5)."""
+
+    def __init__(self):
+        super().__init__()
+        self.net1 = nn.Linear(10, 10)
+        self.relu = nn.ReLU()
+        self.net2 = nn.Linear(10, 5)
+
+    def forward(self, inputs):
+        return self.net2(self.relu(self.net1(inputs)))
+
+
+class ToyDataset(Dataset):
+    """Lines of text, each a JSON list of 10 numbers: of the shards in `folder`, or generated.
+
+    A line is the key of its sample: inputs of shape (10,), and targets of shape (5,).
+    """
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.shards = sorted(Path(folder).glob("*.jsonl")) if folder else []
+        self.num_bytes = sum(path.stat().st_size for path in self.shards)
+
+    def read_lines(self, generator):
+        """Yields the lines of an epoch, in an order that `generator` alone decides."""
+        for index in torch.randperm(len(self.shards), generator=generator).tolist():
+            with open(self.shards[index]) as file:
+                yield from file
+        if self.folder is None:
+            for _ in range(2048):
+                yield json.dumps(torch.randn(10, generator=generator).tolist())
+
+    def __getitem__(self, line):
+        inputs = torch.tensor(json.loads(line))
+        return inputs, inputs[:5] - inputs[5:]
+
+
+class GlobalBatchSampler(Sampler):
+    """Yields this rank's shard of each global batch of an epoch, from sample `samples_run` on."""
+
+    def __init__(self, dataset, global_batch_size, seed):
+        self.dataset = dataset
+        self.seed = seed
+        self.rank = dist.get_rank()
+        self.num_replicas = dist.get_world_size()
+        self.global_batch_size = global_batch_size
+
+    def set_position(self, epoch, samples_run):
+        self.epoch = epoch
+        self.samples_run = samples_run
+        self.samples_read = samples_run  # ahead of those trained, if workers prefetch
+
+    def _shuffled_lines(self):
+        """Yields the lines of the epoch in the same order on every rank, however many there are."""
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        lines = self.dataset.read_lines(generator)
+        while block := list(itertools.islice(lines, SHUFFLE_SIZE)):
+            order = torch.randperm(len(block), generator=generator).tolist()
+            yield from (block[index] for index in order)
+
+    def __iter__(self):
+        lines = itertools.islice(self._shuffled_lines(), self.samples_run, None)
+        while global_batch := list(itertools.islice(lines, self.global_batch_size)):
+            self.samples_read += len(global_batch)
+            shard = global_batch[self.rank :: self.num_replicas]
+            yield shard or global_batch[:1]  # DDP needs a batch on every rank
+
+
+def start_own_session(worker_id):
+    """Keeps signals from a data worker: torchrun sends them to the rank's whole process group."""
+    os.setsid()
+
+
+class Trainer:
+    """Trains `model`, already on `device`, for `args.total_epochs`; resumes if a snapshot exists.
+
+    A snapshot holds all that is needed to resume: the state_dicts of `model` and `optimizer`, and
+    `epochs_run`, the number of completed epochs and so the index of the next one.
+    Of that next epoch, the first `samples_run` samples are trained already, with mean loss `loss`.
+    """
+
+    def __init__(self, model, train_loader, loss_fn, optimizer, device, args):
+        self.model = model
+        self.train_loader = train_loader
+        self.loss_fn = loss_fn
+        self.optimizer = optimizer
+        self.device = device
+        self.args = args
+        self.is_main = dist.get_rank() == 0  # logs for all ranks
+        data = f"{train_loader.dataset.num_bytes} bytes, shuffled by {SHUFFLE_SIZE}"
+        self.data_key = f"seed {args.seed}, {data}"  # which decide it
+        self.epochs_run = 0
+        self.samples_run = 0
+        self.steps = 0
+        self.stop_requested = False
+        self.check_every = 1  # steps
+        self.next_check = 1  # the step
+        self.checked_at = time.monotonic()
+        self.rng = torch.default_generator  # that dropout draws from
+        if device.type == "cuda":
+            self.rng = torch.cuda.default_generators[device.index]
+        self.total_loss = torch.zeros((), device=device)  # of the epoch's samples so far
+        with contextlib.suppress(FileNotFoundError):  # of the first run
+            os.lstat(args.snapshot_path)  # any other error is no sign that there is none
+            self._load_snapshot(args.snapshot_path)
+        self._agree_on_start()
+        self.model = nn.parallel.DistributedDataParallel(model)
+
+    def _request_stop(self, signum, frame):
+        self.stop_requested = True
+
+    def _any_rank_stops(self):
+        """Returns whether a signal has reached any rank. All call it, about once in a second."""
+        step_s = (time.monotonic() - self.checked_at) / self.check_every
+        values = torch.tensor([float(self.stop_requested), step_s], device=self.device)
+        dist.all_reduce(values, dist.ReduceOp.MAX)
+        stop, step_s = values.tolist()  # waits for the GPU, so not in every step
+        self.check_every = int(1 / min(max(step_s, 0.01), 1))  # about once in a second
+        self.next_check += self.check_every
+        self.checked_at = time.monotonic()
+        return stop > 0
+
+    def _agree_on_start(self):
+        """Loads the newest snapshot on every rank; without a shared disk, some nodes lack it."""
+        starts = [None] * dist.get_world_size()
+        dist.all_gather_object(starts, (self.epochs_run, self.samples_run, self.data_key))
+        if len({data_key for *_, data_key in starts}) > 1:
+            sys.exit(f"ranks start at {starts}: share or copy the snapshot and data, use one seed")
+        if len(set(starts)) > 1:
+            src = starts.index(max(starts))
+            data = [Path(self.args.snapshot_path).read_bytes() if dist.get_rank() == src else None]
+            dist.broadcast_object_list(data, src)
+            self._load_snapshot(io.BytesIO(data[0]))
+
+    def _run_batch(self, inputs, targets):
+        left = self.train_loader.batch_sampler.samples_read - self.samples_run
+        global_size = min(self.args.global_batch_size, left)
+        local_size = len(range(dist.get_rank(), global_size, dist.get_world_size()))  # may be 0
+        self.optimizer.zero_grad()
+        loss = self.loss_fn(self.model(inputs), targets)
+        loss = loss * local_size / global_size * dist.get_world_size()  # DDP averages over ranks
+        loss.backward()
+        self.optimizer.step()
+        self.total_loss += loss.detach() * global_size / dist.get_world_size()
+        self.samples_run += global_size
+
+    def _run_epoch(self, epoch):
+        """Trains the rest of an epoch and sets `self.loss` to its mean loss per sample."""
+        # A resumed run must have the same sample order and dropout as an unbroken one.
+        self.train_loader.batch_sampler.set_position(epoch, self.samples_run)
+        torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
+        for inputs, targets in self.train_loader:
+            samples_seen = epoch * 10**9 + self.samples_run  # no epoch has that many
+            self.rng.manual_seed(self.args.seed + samples_seen + dist.get_rank())
+            inputs = inputs.to(self.device, non_blocking=True)
+            targets = targets.to(self.device, non_blocking=True)
+            self._run_batch(inputs, targets)
+            self.steps += 1
+            stop = self.steps == self.next_check and self._any_rank_stops()
+            if stop or self.steps % self.args.save_every_steps == 0:
+                self.loss = self._mean_loss()
+                self._save_snapshot()
+            if stop:
+                dist.barrier()  # no rank ends before the snapshot is complete
+                dist.destroy_process_group()
+                sys.exit("stopped by a signal")
+        if self.samples_run == 0:
+            sys.exit("there is no batch to train with: is the data set empty?")
+        self.loss = self._mean_loss()
+
+    def _mean_loss(self):
+        """Returns the mean loss per sample of the epoch so far."""
+        total_loss = self.total_loss.clone()
+        dist.all_reduce(total_loss)  # the sum over all ranks
+        return total_loss.item() / self.samples_run
+
+    def _save_snapshot(self):
+        states = [self.model.state_dict(), *self.optimizer.state.values()]
+        tensors = [value for state in states for value in state.values() if torch.is_tensor(value)]
+        total = self.loss + sum(tensor.real.sum(dtype=torch.float32) for tensor in tensors)
+        if not math.isfinite(total):  # a sum with nan or inf is nan or inf
+            sys.exit("cannot save: the loss or a weight is nan or inf; lower the learning rate?")
+        if not self.is_main:
+            return
+        snapshot = {
+            "model": self.model.module.state_dict(),  # without the DDP wrapper
+            "optimizer": self.optimizer.state_dict(),
+            "epochs_run": self.epochs_run,
+            "samples_run": self.samples_run,
+            "data_key": self.data_key,
+            "loss": self.loss,
+        }
+        path = self.args.snapshot_path
+        tmp_path = f"{path}.{os.environ['GROUP_RANK']}.tmp"  # each node has its own
+        try:
+            with open(tmp_path, "wb") as file:
+                torch.save(snapshot, file)
+                file.flush()
+                os.fsync(file.fileno())
+            if refused := get_unsafe_globals_in_checkpoint(tmp_path):
+                sys.exit(f"cannot save {path}: torch.load refuses {refused}: save plain numbers")
+            os.replace(tmp_path, path)  # atomic: `path` is always a complete snapshot
+        except (OSError, RuntimeError) as error:
+            sys.exit(f"cannot save {path}: disk full, or file used by another run? {error}")
+        trained = f"epoch {self.epochs_run} + {self.samples_run} samples"
+        self._log(f"{trained} | loss {self.loss:.4g} | saved {path}")
+
+    def _load_snapshot(self, path):
+        try:
+            snapshot = torch.load(path, map_location="cpu", weights_only=True)
+            self.model.load_state_dict(snapshot["model"])
+            self.optimizer.load_state_dict(snapshot["optimizer"])
+            self.epochs_run = snapshot["epochs_run"]
+            self.samples_run = snapshot.get("samples_run", 0)
+            if self.samples_run > 0 and snapshot["data_key"] != self.data_key:
+                raise ValueError(f"its epoch is one of {snapshot['data_key']}, not {self.data_key}")
+            self.loss = snapshot.get("loss", 0.0)
+            self.total_loss.fill_(self.loss * self.samples_run / dist.get_world_size())
+        except Exception as error:
+            path = self.args.snapshot_path  # rather than the bytes of it
+            sys.exit(f"cannot load {path}: move it or set another --snapshot_path\n{error!r}")
+
+    def _log(self, message):
+        if not self.is_main:
+            return
+        tqdm.write(f"{message}\n", end="")  # one write: processes may share a log
+
+    def train(self):
+        for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, self._request_stop)
+        total = self.args.total_epochs
+        where = f"{self.device} of {socket.gethostname()}"
+        self._log(f"{self.epochs_run} of {total} epochs done, on {where}")
+        if self.epochs_run >= total:
+            self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
+        epochs = range(self.epochs_run, total)
+        # With disable=None, tqdm shows the bar on a terminal only.
+        progress = tqdm(epochs, unit="epoch", disable=None if self.is_main else True)
+        for epoch in progress:
+            self._run_epoch(epoch)
+            progress.set_postfix(loss=f"{self.loss:.4g}")
+            self.epochs_run = epoch + 1
+            self.samples_run = 0
+            self.total_loss.zero_()
+            if self.epochs_run % self.args.save_every == 0 or self.epochs_run == total:
+                self._save_snapshot()
+
+
+def parse_args():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("total_epochs", nargs="?", type=int, default=50)
+    parser.add_argument("save_every", nargs="?", type=int, default=10, help="epochs per snapshot")
+    parser.add_argument("--save_every_steps", type=int, default=100, help="steps per snapshot")
+    parser.add_argument("--global_batch_size", type=int, default=64, help="of all devices")
+    parser.add_argument("--timeout", type=float, default=10, help="of collectives, in minutes")
+    parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
+    parser.add_argument("--shards", help="folder of .jsonl files; without it, data are generated")
+    parser.add_argument("--snapshot_path", default="snapshot.pt")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    if "LOCAL_RANK" not in os.environ:
+        parser.error("start this script with torchrun, as its first lines show")
+    if min(args.total_epochs, args.save_every, args.global_batch_size) < 1 or args.num_workers < 0:
+        parser.error("epochs and batch size must be 1 or more, --num_workers 0 or more")
+    if args.shards is not None and not os.path.isdir(args.shards):
+        parser.error(f"cannot read --shards {args.shards}: name a folder")
+    if args.save_every_steps < 1:
+        parser.error("--save_every_steps must be 1 or more")
+    if not 0 < args.timeout < 1e6:
+        parser.error("--timeout must be more than 0 and less than 1e6 minutes")
+    if not args.snapshot_path or not os.access(os.path.dirname(args.snapshot_path) or ".", os.W_OK):
+        parser.error(f"cannot write {args.snapshot_path}: create its folder, or set another path")
+    return args
+
+
+@record  # torchrun then shows the traceback of the rank that failed first
+def main(args):
+    local_rank = int(os.environ["LOCAL_RANK"])
+    rank = f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}"
+    print(f"{rank} starts on {socket.gethostname()} ({torch.cuda.device_count()} GPUs)\n", end="")
+    timeout = timedelta(minutes=args.timeout)
+    if torch.cuda.is_available():
+        if local_rank >= torch.cuda.device_count():
+            sys.exit(f"{socket.gethostname()} has too few GPUs: lower --nproc_per_node")
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+        # Through gloo, a snapshot is sent from CPU to CPU.
+        dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device, timeout=timeout)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo", timeout=timeout)
+    torch.manual_seed(args.seed)
+    dataset = ToyDataset(args.shards)
+    model = ToyModel().to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    loss_fn = nn.MSELoss()
+    sampler = GlobalBatchSampler(dataset, args.global_batch_size, args.seed)
+    train_loader = DataLoader(
+        dataset,
+        batch_sampler=sampler,
+        num_workers=args.num_workers,
+        worker_init_fn=start_own_session,
+        pin_memory=device.type == "cuda",
+    )
+    Trainer(model, train_loader, loss_fn, optimizer, device, args).train()
+    time.sleep(0.1)  # gloo may abort at exit without it (see pytorch#190489, the comments)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(parse_args())
