@@ -32,15 +32,15 @@ def diff(old, new):
 
 
 def subject(line):
-    """Returns the start of a line, with what it assigns to or calls."""
+    """Returns the start of a line, which tells what it assigns to or calls."""
     return re.match(r"\s*[\w.]*", line[0])[0]
 
 
 def edits(old, new):
     """Returns what `new` adds before lines of `old`, and what it has in the place of others.
 
-    The latter as the line where they end, and those in their place: one for each, if there are as
-    many, and each does something with the same.
+    These are known by their first line: where they end, and the lines in their place. Lines that
+    `new` has as many for count one by one, if each assigns to or calls the same as before.
     """
     added, replaced = {}, {}
     removed, inserted = [], []
@@ -119,8 +119,8 @@ def settle(old, ours, theirs):
 def merge(old, ours, theirs, resolve):
     """Returns `old` with the edits of both; where they conflict, what `resolve(ours, theirs)` says.
 
-    A conflict is another text of both in the place of the same lines. An addition has its place
-    among them if it stands between lines that the other side replaces all at once, not one by one.
+    A conflict is another text of both in the place of the same lines. Among them is what one side
+    adds between lines that the other replaces as a whole: where it belongs now, nobody can tell.
     """
     our_added, our_replaced = edits(old, ours)
     their_added, their_replaced = edits(old, theirs)
