@@ -192,7 +192,8 @@ class Trainer:
         return self.total_loss.item() / self.train_loader.sampler.total_size
 
     def _save_snapshot(self):
-        states = [dict(enumerate(self.model.shards)), *self.optimizer.state.values()]
+        shards = [shard.detach() for shard in self.model.shards]
+        states = [dict(enumerate(shards)), *self.optimizer.state.values()]
         tensors = [value for state in states for value in state.values() if torch.is_tensor(value)]
         total = self.loss + sum(tensor.real.sum(dtype=torch.float32) for tensor in tensors)
         dist.all_reduce(total)  # each rank has other shards

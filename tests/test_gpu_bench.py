@@ -142,6 +142,7 @@ def test_steps_are_those_of_pretrain(tmp_path, monkeypatch):
         autocast=contextlib.nullcontext(),
         total_loss=torch.zeros(()),
         samples_run=0,
+        train_loader=SimpleNamespace(batch_size=4, dataset=range(20)),
         tokens=0,
         _learning_rate=lambda: 1e-3,
     )

@@ -53,7 +53,7 @@ LATER_RECIPES = [  # of stages that save within an epoch
 BY_HAND = [
     Step("multigpu_torchrun.py", "by_hand/ddp.py", 45),
     Step("by_hand/ddp.py", "by_hand/zero.py", 77),
-    Step("by_hand/zero.py", "by_hand/fsdp.py", 79),
+    Step("by_hand/zero.py", "by_hand/fsdp.py", 80),
 ]
 GPT = [
     Step("preemptible.py", "gpt/gpt.py", 145),  # the model comes
