@@ -6,6 +6,7 @@ import os
 import resource
 import runpy
 import sys
+import threading
 
 import torch
 from torch.distributed import TCPStore
@@ -43,5 +44,6 @@ def run(script, arguments, variables, folder, log, disk_is_full, listener):
     try:
         runpy.run_path(script, run_name="__main__")
     finally:
+        threading._shutdown()  # as Python does first: waits for threads
         atexit._run_exitfuncs()  # multiprocessing would leave them out
         sys.stdout.flush()
