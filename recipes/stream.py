@@ -187,7 +187,7 @@ class Trainer:
         self.train_loader.batch_sampler.set_position(epoch, self.samples_run)
         torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
         for inputs, targets in self.train_loader:
-            samples_seen = epoch * 10**9 + self.samples_run  # no epoch has that many
+            samples_seen = epoch * 10**9 + self.samples_run  # beyond it, seeds repeat
             self.rng.manual_seed(self.args.seed + samples_seen + dist.get_rank())
             inputs = inputs.to(self.device, non_blocking=True)
             targets = targets.to(self.device, non_blocking=True)
