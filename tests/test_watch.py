@@ -140,18 +140,18 @@ def last_step(page):
     [
         (
             (SAVES, SAVES.replace("        snapshot", "        dist.barrier()\n        snapshot")),
-            "line 117: barrier.",
-            "line 89: DDP: all-reduce 165 gradients.",
+            "line 118: barrier.",
+            "line 90: DDP: all-reduce 165 gradients.",
         ),
         (
             (BATCH, f"{RANK_1}break\n"),
-            "line 88: DDP: agree on buckets.",
-            "line 108: all_reduce.",
+            "line 89: DDP: agree on buckets.",
+            "line 109: all_reduce.",
         ),
         (
             (BATCH, f"{RANK_1}time.sleep(9999)\n"),
-            "line 88: DDP: agree on buckets.",
-            "line 103: a call that does not return.",
+            "line 89: DDP: agree on buckets.",
+            "line 104: a call that does not return.",
         ),
     ],
     ids=["a barrier of one rank", "a rank leaves early", "a rank does something else"],
