@@ -112,7 +112,7 @@ WRAPPED_TWICE = (f"{DDP}(model)", f"{DDP}({DDP}(model))")
             TORCHRUN,
             "starts",
             (BACKWARD, f"        if dist.get_rank() == 1:\n            dist.barrier()\n{BACKWARD}"),
-            r"It hangs: .*\nRank 0 waits in line \d+: loss.back.*\nRank 1 .* line \d+: dist.barrier",
+            r"It hangs: .*\nRank 0 waits in line \d+: loss.back.*\nRank 1 .* line \d+: dist.barr",
         ),
         (TORCHRUN, "starts", OTHER_SIZE, "called different collectives(.|\n)*what.*100000 vs 4"),
         ("elastic_ddp", "starts", (" or global_batch[:1]", ""), "the last batch has 1 samples"),
