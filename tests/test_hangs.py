@@ -92,7 +92,7 @@ def test_rendezvous_fails(cluster, shell):
     )
     job.wait()
     assert documented_error("Requested node configuration is not available") in job.output
-    no_environment = documented_error(".venv/bin/activate: No such file or directory")
+    no_environment = documented_error("there is no .venv: write slurm/site.sh")
     assert no_environment in (shell.folder / "folder.out").read_text()
     waited = documented_error("torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError")
     for name in ("wrong", "node1", "node2"):
