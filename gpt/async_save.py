@@ -137,7 +137,7 @@ class TextDataset(Dataset):
 
 def next_byte_loss(logits, targets):
     """Returns the mean cross-entropy of logits (batch, time, 256) and bytes (batch, time)."""
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
 class ResumableSampler(DistributedSampler):
@@ -193,12 +193,13 @@ class Trainer:
         self.rng = torch.default_generator  # that dropout draws from
         if device.type == "cuda":
             self.rng = torch.cuda.default_generators[device.index]
+        self.first_bad_step = torch.tensor(math.inf, device=device)  # no gradient is nan so far
+        self.recent_loss = torch.zeros((), device=device)  # of the samples since it was logged
+        self.recent_samples = 0
         self.flops_per_token = model.flops_per_token
         self.tokens = 0  # so far, on this rank
         self.start_time = time.perf_counter()
         self._restart_clock()
-        use_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
-        self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=use_bfloat16)
         self.total_loss = torch.zeros((), device=device)  # of the epoch's samples so far
         self.snapshot = None
         with contextlib.suppress(FileNotFoundError):  # of the first run
@@ -225,7 +226,14 @@ class Trainer:
         self.check_every = int(1 / min(max(step_s, 0.01), 1))  # about once in a second
         self.next_check += self.check_every
         self.checked_at = time.monotonic()
+        self._exit_if_gradient_was_bad()
         return stop > 0
+
+    def _exit_if_gradient_was_bad(self):
+        step = self.first_bad_step.item()
+        if step < math.inf:
+            skip = f"lower the learning rate, or skip the batch: --skip_steps {step:.0f}"
+            sys.exit(f"the gradient of step {step:.0f} is nan or inf: {skip}")
 
     def _agree_on_start(self):
         """Exits if not all nodes have the newest snapshot, or the same data."""
@@ -246,35 +254,63 @@ class Trainer:
         cosine = 0.55 + 0.45 * math.cos(math.pi * (progress - warmup) / (1 - warmup))
         return self.args.learning_rate * cosine
 
+    def _steps_done(self):
+        """Returns the number of steps that led here, those before a restart included."""
+        global_size = self.train_loader.batch_size * self.train_loader.sampler.num_replicas
+        steps_of_epoch = math.ceil(self.samples_run / global_size)
+        return self.epochs_run * len(self.train_loader) + steps_of_epoch
+
     def _run_batch(self, inputs, targets):
         left = len(self.train_loader.dataset) - self.samples_run
         global_size = min(self.train_loader.batch_size * dist.get_world_size(), left)
+        step = self._steps_done() + 1
+        if step in self.args.skip_steps:
+            self._log(f"step {step} skipped")
+            self.samples_run += global_size  # their loss counts as 0
+            return
         for group in self.optimizer.param_groups:
             group["lr"] = self._learning_rate()
         self.optimizer.zero_grad()
-        with self.autocast:
-            loss = self.loss_fn(self.model(inputs), targets)
+        loss = self.loss_fn(self.model(inputs), targets)
         loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.grad_norm = norm.full_tensor()  # each rank has a part of its square
+        bad_step = torch.where(self.grad_norm.isfinite(), math.inf, step)  # waits for no GPU
+        self.first_bad_step = torch.minimum(self.first_bad_step, bad_step)
         self.optimizer.step()
-        self.total_loss += loss.detach() * global_size / dist.get_world_size()
+        loss_sum = loss.detach() * global_size / dist.get_world_size()
+        self.total_loss += loss_sum
+        self.recent_loss += loss_sum
+        self.recent_samples += global_size
         self.samples_run += global_size
         self.tokens += inputs.numel()
 
+    def _log_steps(self):
+        """Logs the mean loss since the last such line, and how the latest step went."""
+        dist.all_reduce(self.recent_loss)  # the sum over all ranks
+        loss = f"loss {self.recent_loss.item() / self.recent_samples:.4g}"
+        norm = f"grad norm {self.grad_norm.item():.3g}"  # as it was before it was clipped
+        rate = f"lr {self.optimizer.param_groups[0]['lr']:.3g}"
+        speed = self._throughput(self.tokens - self.tokens_before, self.time_before)
+        if self.device.type == "cuda":
+            speed += f" | peak memory {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB"
+        self._log(f"step {self._steps_done()} | {loss} | {norm} | {rate} | {speed}")
+        self.recent_loss.zero_()
+        self.recent_samples = 0
+        self._restart_clock()
+
     @torch.no_grad()
     def _evaluate(self):
-        """Logs the mean loss on the validation set, sharded over the ranks, and the speed."""
-        throughput = self._throughput(self.tokens - self.tokens_before, self.time_before)
+        """Logs the mean loss on the validation set, sharded over the ranks."""
         self.model.eval()
         total_loss = torch.zeros((), device=self.device)
         for inputs, targets in self.val_loader:
-            with self.autocast:
-                loss = self.loss_fn(self.model(inputs.to(self.device)), targets.to(self.device))
+            loss = self.loss_fn(self.model(inputs.to(self.device)), targets.to(self.device))
             total_loss += loss * len(inputs)
         dist.all_reduce(total_loss)
         val_loss = total_loss.item() / (len(self.val_loader.sampler) * dist.get_world_size())
         self.model.train()
-        self._log(f"val loss {val_loss:.4g}, {throughput}")
+        self._log(f"val loss {val_loss:.4g}")
         self._restart_clock()
 
     def _restart_clock(self):
@@ -303,6 +339,8 @@ class Trainer:
             targets = targets.to(self.device, non_blocking=True)
             self._run_batch(inputs, targets)
             self.steps += 1
+            if self._steps_done() % self.args.log_every_steps == 0 and self.recent_samples > 0:
+                self._log_steps()
             stop = self.steps == self.next_check and self._any_rank_stops()
             if self.steps % self.args.eval_every_steps == 0 and not stop:
                 self._evaluate()
@@ -331,6 +369,7 @@ class Trainer:
             sys.exit(f"cannot save {self.snapshot}: disk full, used by another run? {error!r:.150}")
 
     def _save_snapshot(self):
+        self._exit_if_gradient_was_bad()
         self._wait_for_save()
         states = [self.model.state_dict(), *self.optimizer.state.values()]
         tensors = [value for state in states for value in state.values() if torch.is_tensor(value)]
@@ -430,8 +469,10 @@ def parse_args():
     parser.add_argument("total_epochs", nargs="?", type=int, default=50)
     parser.add_argument("save_every", nargs="?", type=int, default=10, help="epochs per snapshot")
     parser.add_argument("--save_every_steps", type=int, default=100, help="steps per snapshot")
+    parser.add_argument("--log_every_steps", type=int, default=10, help="steps per line in the log")
+    parser.add_argument("--skip_steps", type=int, nargs="*", default=[], help="if a loss was nan")
     parser.add_argument("--eval_every_steps", type=int, default=1000, help="steps per evaluation")
-    parser.add_argument("--val_tokens", type=int, default=65536, help="the end, never trained on")
+    parser.add_argument("--val_tokens", type=int, default=65536, help="the ends of the files")
     parser.add_argument("--batch_size", type=int, default=32, help="per device")
     stdlib_files = sorted(Path(os.__file__).parent.glob("*.py"))
     parser.add_argument("--text", nargs="+", type=Path, default=stdlib_files, metavar="FILE")
@@ -444,7 +485,7 @@ def parse_args():
     parser.add_argument("--recompute", action="store_true", help="activations: saves memory")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--peak_tflops", type=float, help="of a device, to log the MFU")
-    parser.add_argument("--generate", type=int, default=300, help="bytes at the end, 0 for none")
+    parser.add_argument("--generate", type=int, default=0, help="bytes at the end")
     parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
     parser.add_argument("--snapshot_path", default="snapshot", help="a folder")
     parser.add_argument("--seed", type=int, default=0)
@@ -461,8 +502,8 @@ def parse_args():
         parser.error("--learning_rate must be more than 0")
     if args.generate < 0:
         parser.error("--generate must be 0 or more")
-    if args.eval_every_steps < 1 or args.val_tokens < args.context:
-        parser.error("--eval_every_steps must be 1 or more, --val_tokens at least --context")
+    if min(args.log_every_steps, args.eval_every_steps) < 1 or args.val_tokens < args.context:
+        parser.error("--..._every_steps must be 1 or more, --val_tokens at least --context")
     if args.warmup_steps is not None and args.warmup_steps < 1:
         parser.error("--warmup_steps must be 1 or more")
     if args.peak_tflops is not None and not 0 < args.peak_tflops < math.inf:
@@ -502,11 +543,12 @@ def main(args):
         device = torch.device("cpu")
         dist.init_process_group("gloo")
     torch.manual_seed(args.seed)
-    text = ConcatDataset([TextDataset(path, args.context) for path in args.text])
-    val_chunks = args.val_tokens // args.context
-    if len(text) <= val_chunks:
-        sys.exit(f"--text has {len(text)} chunks: {val_chunks} are for validation, add text")
-    dataset = Subset(text, range(len(text) - val_chunks))
+    files = [TextDataset(path, args.context) for path in args.text]
+    val_size = math.ceil(args.val_tokens / args.context / len(files))  # chunks of each file
+    dataset = ConcatDataset([Subset(file, range(len(file) - val_size)) for file in files])
+    val_set = ConcatDataset([Subset(file, range(len(file))[-val_size:]) for file in files])
+    if len(dataset) == 0 or len(val_set) < dist.get_world_size():
+        sys.exit(f"--text has {len(dataset)} chunks beside {len(val_set)} for validation: add text")
     with torch.device("meta"):  # shapes, but no memory
         model = GPT(args)
     mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("dp",))
@@ -534,8 +576,7 @@ def main(args):
         worker_init_fn=start_own_session,
         pin_memory=device.type == "cuda",
     )
-    val_set = Subset(text, range(len(dataset), len(text)))
-    val_sampler = DistributedSampler(val_set, shuffle=False)
+    val_sampler = DistributedSampler(val_set, shuffle=False, drop_last=True)  # none comes twice
     val_loader = DataLoader(val_set, args.batch_size, sampler=val_sampler)
     Trainer(model, train_loader, val_loader, loss_fn, optimizer, device, args).train()
     if args.generate > 0:

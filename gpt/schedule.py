@@ -354,7 +354,7 @@ def parse_args():
     parser.add_argument("save_every", nargs="?", type=int, default=10, help="epochs per snapshot")
     parser.add_argument("--save_every_steps", type=int, default=100, help="steps per snapshot")
     parser.add_argument("--eval_every_steps", type=int, default=1000, help="steps per evaluation")
-    parser.add_argument("--val_tokens", type=int, default=65536, help="the end, never trained on")
+    parser.add_argument("--val_tokens", type=int, default=65536, help="the ends of the files")
     parser.add_argument("--batch_size", type=int, default=32, help="per device")
     stdlib_files = sorted(Path(os.__file__).parent.glob("*.py"))
     parser.add_argument("--text", nargs="+", type=Path, default=stdlib_files, metavar="FILE")
@@ -416,11 +416,12 @@ def main(args):
         device = torch.device("cpu")
         dist.init_process_group("gloo")
     torch.manual_seed(args.seed)
-    text = ConcatDataset([TextDataset(path, args.context) for path in args.text])
-    val_chunks = args.val_tokens // args.context
-    if len(text) <= val_chunks:
-        sys.exit(f"--text has {len(text)} chunks: {val_chunks} are for validation, add text")
-    dataset = Subset(text, range(len(text) - val_chunks))
+    files = [TextDataset(path, args.context) for path in args.text]
+    val_size = math.ceil(args.val_tokens / args.context / len(files))  # chunks of each file
+    dataset = ConcatDataset([Subset(file, range(len(file) - val_size)) for file in files])
+    val_set = ConcatDataset([Subset(file, range(len(file))[-val_size:]) for file in files])
+    if len(dataset) == 0 or len(val_set) < dist.get_world_size():
+        sys.exit(f"--text has {len(dataset)} chunks beside {len(val_set)} for validation: add text")
     model = GPT(args).to(device)
     model.init_weights(args.seed)
     optimizer = configure_optimizer(model, args.learning_rate)
@@ -434,8 +435,7 @@ def main(args):
         worker_init_fn=start_own_session,
         pin_memory=device.type == "cuda",
     )
-    val_set = Subset(text, range(len(dataset), len(text)))
-    val_sampler = DistributedSampler(val_set, shuffle=False)
+    val_sampler = DistributedSampler(val_set, shuffle=False, drop_last=True)  # none comes twice
     val_loader = DataLoader(val_set, args.batch_size, sampler=val_sampler)
     Trainer(model, train_loader, val_loader, loss_fn, optimizer, device, args).train()
     if args.generate > 0:

@@ -58,7 +58,8 @@ BY_HAND = [
 GPT = [
     Step("preemptible.py", "gpt/gpt.py", 145),  # the model comes
     Step("gpt/gpt.py", "gpt/schedule.py", 67),
-    Step("gpt/schedule.py", "gpt/pretrain.py", 64),
+    Step("gpt/schedule.py", "gpt/metrics.py", 52),
+    Step("gpt/metrics.py", "gpt/pretrain.py", 64),
     Step("gpt/pretrain.py", "gpt/dcp.py", 84),
     Step("gpt/dcp.py", "gpt/fsdp.py", 28),
     Step("gpt/fsdp.py", "gpt/hsdp.py", 17),
