@@ -271,8 +271,14 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = self._learning_rate()
         self.optimizer.zero_grad()
-        loss = self.loss_fn(self.model(inputs), targets)
-        loss.backward()
+        loss = torch.zeros((), device=self.device)  # of the batch
+        for start in range(0, len(inputs), self.args.micro_batch_size):
+            end = start + self.args.micro_batch_size
+            micro_inputs = inputs[start:end]
+            micro_loss = self.loss_fn(self.model(micro_inputs), targets[start:end])
+            micro_loss = micro_loss * len(micro_inputs) / len(inputs)  # a share of the batch's mean
+            micro_loss.backward()  # adds to this rank's shards
+            loss += micro_loss.detach()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.grad_norm = norm.full_tensor()  # each rank has a part of its square
         bad_step = torch.where(self.grad_norm.isfinite(), math.inf, step)  # waits for no GPU
@@ -474,6 +480,7 @@ def parse_args():
     parser.add_argument("--eval_every_steps", type=int, default=1000, help="steps per evaluation")
     parser.add_argument("--val_tokens", type=int, default=65536, help="the ends of the files")
     parser.add_argument("--batch_size", type=int, default=32, help="per device")
+    parser.add_argument("--micro_batch_size", type=int, default=32, help="samples at a time")
     stdlib_files = sorted(Path(os.__file__).parent.glob("*.py"))
     parser.add_argument("--text", nargs="+", type=Path, default=stdlib_files, metavar="FILE")
     parser.add_argument("--n_layer", type=int, default=4)
@@ -494,8 +501,8 @@ def parse_args():
         parser.error("start this script with torchrun, as its first lines show")
     if min(args.total_epochs, args.save_every, args.batch_size) < 1 or args.num_workers < 0:
         parser.error("epochs and batch size must be 1 or more, --num_workers 0 or more")
-    if args.save_every_steps < 1:
-        parser.error("--save_every_steps must be 1 or more")
+    if min(args.save_every_steps, args.micro_batch_size) < 1:
+        parser.error("--save_every_steps and --micro_batch_size must be 1 or more")
     if min(args.n_layer, args.n_head, args.n_embd, args.context) < 1 or args.n_embd % args.n_head:
         parser.error("the model's sizes must be 1 or more, and --n_head divide --n_embd")
     if not 0 < args.learning_rate < math.inf:
@@ -577,7 +584,7 @@ def main(args):
         pin_memory=device.type == "cuda",
     )
     val_sampler = DistributedSampler(val_set, shuffle=False, drop_last=True)  # none comes twice
-    val_loader = DataLoader(val_set, args.batch_size, sampler=val_sampler)
+    val_loader = DataLoader(val_set, args.micro_batch_size, sampler=val_sampler)
     Trainer(model, train_loader, val_loader, loss_fn, optimizer, device, args).train()
     if args.generate > 0:
         generated = model.generate("\n", args.generate)

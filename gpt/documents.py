@@ -27,6 +27,7 @@ import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import nn
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.elastic.multiprocessing.errors import record
@@ -278,6 +279,10 @@ class Trainer:
         self._agree_on_start()
         if self.snapshot:
             self._load_snapshot(self.snapshot)
+        self.save_group = dist.new_group(backend="gloo")  # for the thread that saves
+        self.pending_save = None
+        pin = device.type == "cuda"
+        self.stager = DefaultStager(StagingOptions(pin, False, False, False))  # keeps its memory
 
     def _request_stop(self, signum, frame):
         self.stop_requested = True
@@ -336,8 +341,14 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = self._learning_rate()
         self.optimizer.zero_grad()
-        loss = self.loss_fn(self.model(inputs), targets)
-        loss.backward()
+        loss = torch.zeros((), device=self.device)  # of the batch
+        for start in range(0, len(inputs), self.args.micro_batch_size):
+            end = start + self.args.micro_batch_size
+            micro_inputs = inputs[start:end]
+            micro_loss = self.loss_fn(self.model(micro_inputs), targets[start:end])
+            micro_loss = micro_loss * len(micro_inputs) / len(inputs)  # a share of the batch's mean
+            micro_loss.backward()  # adds to this rank's shards
+            loss += micro_loss.detach()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.grad_norm = norm.full_tensor()  # each rank has a part of its square
         bad_step = torch.where(self.grad_norm.isfinite(), math.inf, step)  # waits for no GPU
@@ -415,6 +426,7 @@ class Trainer:
                 self.loss = self._mean_loss()
                 self._save_snapshot()
             if stop:
+                self._wait_for_save()
                 dist.barrier()  # no rank ends before the snapshot is complete
                 dist.destroy_process_group()
                 sys.exit("stopped by a signal")
@@ -426,8 +438,17 @@ class Trainer:
         dist.all_reduce(total_loss)  # the sum over all ranks
         return total_loss.item() / self.samples_run
 
+    def _wait_for_save(self):
+        """Waits until `self.snapshot` is complete."""
+        try:
+            if self.pending_save:
+                self.pending_save.result()
+        except dcp.CheckpointException as error:
+            sys.exit(f"cannot save {self.snapshot}: disk full, used by another run? {error!r:.150}")
+
     def _save_snapshot(self):
         self._exit_if_gradient_was_bad()
+        self._wait_for_save()
         states = [self.model.state_dict(), *self.optimizer.state.values()]
         tensors = [value for state in states for value in state.values() if torch.is_tensor(value)]
         tensors = [t.to_local() if isinstance(t, DTensor) else t for t in tensors]
@@ -440,13 +461,15 @@ class Trainer:
                 shutil.rmtree(folder)  # an older one, or one that a kill has cut short
         name = f"epoch_{self.epochs_run:04}_sample_{self.samples_run:012}"
         path = Path(self.args.snapshot_path, name)
-        try:
-            dcp.save(self._state_dict(), checkpoint_id=path)
-        except dcp.CheckpointException as error:
-            sys.exit(f"cannot save {path}: disk full, or file used by another run? {error!r:.150}")
+        self.pending_save = dcp.async_save(
+            self._state_dict(),
+            checkpoint_id=path,
+            process_group=self.save_group,
+            async_stager=self.stager,
+        )
         self.snapshot = path
         trained = f"epoch {self.epochs_run} + {self.samples_run} samples"
-        self._log(f"{trained} | loss {self.loss:.4g} | saved {path}")
+        self._log(f"{trained} | loss {self.loss:.4g} | saving {path}")
         self._restart_clock()
 
     def _state_dict(self):
@@ -514,6 +537,7 @@ class Trainer:
                 if self.epochs_run == total and self.steps % self.args.eval_every_steps != 0:
                     self._evaluate()
                 self._save_snapshot()
+        self._wait_for_save()
         throughput = self._throughput(self.tokens, self.start_time)
         self._log(f"{throughput} in all, with evaluations and snapshots")
 
@@ -528,6 +552,7 @@ def parse_args():
     parser.add_argument("--eval_every_steps", type=int, default=1000, help="steps per evaluation")
     parser.add_argument("--val_tokens", type=int, default=65536, help="the ends of the files")
     parser.add_argument("--batch_size", type=int, default=32, help="per device")
+    parser.add_argument("--micro_batch_size", type=int, default=32, help="samples at a time")
     parser.add_argument("--data", type=Path, default="tokens", help="of gpt/prepare_tokens.py")
     parser.add_argument("--end_token", default="<|endoftext|>", help="of a document")
     parser.add_argument("--n_layer", type=int, default=4)
@@ -549,8 +574,8 @@ def parse_args():
         parser.error("start this script with torchrun, as its first lines show")
     if min(args.total_epochs, args.save_every, args.batch_size) < 1 or args.num_workers < 0:
         parser.error("epochs and batch size must be 1 or more, --num_workers 0 or more")
-    if args.save_every_steps < 1:
-        parser.error("--save_every_steps must be 1 or more")
+    if min(args.save_every_steps, args.micro_batch_size) < 1:
+        parser.error("--save_every_steps and --micro_batch_size must be 1 or more")
     if min(args.n_layer, args.n_head, args.n_embd, args.context) < 1 or args.n_embd % args.n_head:
         parser.error("the model's sizes must be 1 or more, and --n_head divide --n_embd")
     if args.n_kv_head < 1 or args.n_head % args.n_kv_head or args.n_embd // args.n_head % 2:
@@ -647,7 +672,7 @@ def main(args):
         pin_memory=device.type == "cuda",
     )
     val_sampler = DistributedSampler(val_set, shuffle=False, drop_last=True)  # none comes twice
-    val_loader = DataLoader(val_set, args.batch_size, sampler=val_sampler)
+    val_loader = DataLoader(val_set, args.micro_batch_size, sampler=val_sampler)
     Trainer(model, train_loader, val_loader, loss_fn, optimizer, device, args).train()
     if args.generate > 0:
         generated = model.generate(tokenizer, "\n", args.generate)
