@@ -562,7 +562,8 @@ def main(args):
     dataset = ConcatDataset([Subset(file, range(len(file) - val_size)) for file in files])
     val_set = ConcatDataset([Subset(file, range(len(file))[-val_size:]) for file in files])
     if len(dataset) == 0 or len(val_set) < dist.get_world_size():
-        sys.exit(f"--text has {len(dataset)} chunks beside {len(val_set)} for validation: add text")
+        chunks = f"{len(dataset)} chunks, and {len(val_set)} for validation"
+        sys.exit(f"--text has {chunks}: add text, or change --val_tokens")
     with torch.device("meta"):  # shapes, but no memory
         model = GPT(args)
     node_sizes = [None] * dist.get_world_size()

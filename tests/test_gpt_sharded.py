@@ -36,6 +36,7 @@ LLAMA = ["llama.py", "documents.py", "chunked_loss.py"]
 # of 1e-4. In float64 they stay small.
 FLOAT64 = """
 torch.set_default_dtype(torch.float64)
+torch.Tensor.float = torch.Tensor.double  # which the loss casts logits to
 clip_grad_norm_ = nn.utils.clip_grad_norm_
 def clip_and_log(parameters, max_norm, **options):
     norm = clip_grad_norm_(parameters, max_norm, **options)
@@ -179,7 +180,7 @@ def assert_split_is_one_rank(shell, name, layouts, change=""):
 
 def val_loss(output):
     """Returns the last loss on the validation set in the log, of four digits."""
-    return float(re.findall(r"val loss (\S+),", output)[-1])
+    return float(re.findall(r"val loss (\S+)", output)[-1])
 
 
 # Compiles without generating code; counts what it is given, and why Dynamo cuts.
@@ -305,7 +306,7 @@ def test_loss_parallelism(shell):
 @pytest.mark.parametrize(
     ("name", "ranks", "options", "val_chunks"),
     [
-        ("fsdp.py", 2, "", 1),  # which both take
+        ("fsdp.py", 2, "", 14),  # in batches of 6
         ("pipeline_parallel.py", 1, "--pp_size 1 --micro_batches 3", 14),  # in batches of 12
         ("pipeline_parallel.py", 2, "--pp_size 2 --micro_batches 3", 14),
         ("pipeline_parallel.py", 4, "--pp_size 2 --micro_batches 3", 14),  # and of 6
@@ -313,11 +314,11 @@ def test_loss_parallelism(shell):
 )
 def test_val_loss(shell, name, ranks, options, val_chunks):
     """Of batches that cannot be shared evenly, after a step: it is the one of a single rank."""
-    setup = "torch.set_default_dtype(torch.float64)"
+    setup = "torch.set_default_dtype(torch.float64)\ntorch.Tensor.float = torch.Tensor.double"
     more = f"--n_layer 2 --eval_every_steps 1 --val_tokens {8 * val_chunks}"
     alone = start(shell, "fsdp.py", "one", 1, setup, more, steps=2)
     several = start(shell, name, "several", ranks, setup, f"{more} {options}", steps=2)
-    losses = [re.search(r"val loss (\S+),", job.succeeds())[1] for job in (alone, several)]
+    losses = [re.search(r"val loss (\S+)", job.succeeds())[1] for job in (alone, several)]
     assert losses[0] == losses[1]
 
 
@@ -427,7 +428,7 @@ BY_THREE = "--n_head 3 --n_embd 33 --context 9"
     ("nodes", "command", "message"),
     [
         ("a", "gpt.py --context 99999999", "has less than one chunk of 99999999 bytes: add text"),
-        ("a", "schedule.py --val_tokens 99999999", "1562499 are for validation, add text"),
+        ("a", "schedule.py --val_tokens 99999999", "has 0 chunks, and 73324 for validation: add text"),
         ("aa", "hsdp.py --shard_size 3", "--shard_size 3 does not divide 2 ranks"),
         ("aabc", "hsdp.py", "unequal size: set --shard_size, which is [2, 2, 1, 1] by default"),
         ("aabc", "local_sgd.py", "unequal size: start as many ranks on each, not [2, 2, 1, 1]"),

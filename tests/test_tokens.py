@@ -118,7 +118,7 @@ def test_bad_input(tmp_path, shell):
     assert prepare(tmp_path, "tokens --text text").returncode == 0
     shell.ranks("gpt/documents.py --end_token EOS").fails("it has no token EOS: set --end_token")
     shell.ranks("gpt/documents.py --end_token a").fails("last document does not end with a")
-    shell.ranks("gpt/tokens.py").fails("--data has 0 chunks: 1024 are for validation, add text")
+    shell.ranks("gpt/tokens.py").fails("--data has 0 chunks, and")
     shard = tmp_path / "tokens" / "000000.uint16"
     (tmp_path / "tokens" / "1.uint16").symlink_to("gone")
     shell.ranks("gpt/tokens.py").fails("cannot read --data tokens: ", "No such file", "1.uint16")
