@@ -64,7 +64,7 @@ GPT = [
     Step("gpt/dcp.py", "gpt/fsdp.py", 43),
     Step("gpt/fsdp.py", "gpt/hsdp.py", 17),
     Step("gpt/fsdp.py", "gpt/accumulate.py", 21),
-    Step("gpt/accumulate.py", "gpt/async_save.py", 31),
+    Step("gpt/accumulate.py", "gpt/async_save.py", 41),
     Step("gpt/fsdp.py", "gpt/tensor_parallel.py", 46),
     Step("gpt/fsdp.py", "gpt/context_parallel.py", 70),
     Step("gpt/async_save.py", "gpt/tokens.py", 87),
