@@ -239,7 +239,7 @@ def test_logged_steps(shell):
         )
         steps.append([[float(value) for value in step] for step in found])
     assert steps[1] == [pytest.approx(step, rel=2e-3) for step in steps[0]]
-    numbers, losses, norms, rates = zip(*steps[1], strict=True)
+    numbers, losses, *_ = zip(*steps[1], strict=True)
     assert numbers == (*range(1, 13),)
     total = sum(loss * min(16, SIZE - 16 * step) for step, loss in enumerate(losses))
     assert load(shell.folder / "2.pt")["loss"] == pytest.approx(total / SIZE, rel=1e-3)
@@ -274,7 +274,7 @@ def undo(self, inputs, targets):
 
 @pytest.mark.parametrize("name", ["gpt/metrics.py", "gpt/fsdp.py"])
 def test_gradient_that_is_nan(shell, name):
-    """All ranks end, and say of which step it was; --skip_steps goes past it, and changes no more."""
+    """All ranks end, and say of which step it was; --skip_steps goes past it."""
     write_text(shell.folder / "text", SIZE + VAL_CHUNKS, 8)
     float64 = f"{SHORT_GPT}torch.set_default_dtype(torch.float64)\n"
     float64 += "torch.Tensor.float = torch.Tensor.double\n"
