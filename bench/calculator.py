@@ -9,7 +9,7 @@ import argparse
 import math
 from typing import NamedTuple
 
-from bench.memory import GPT, memory
+from bench.memory import BLOCK_TYPES, GPT, memory
 from bench.scaling import H100, step_time
 
 CHANNELS_PER_LAYER = 128  # GPT-3 6.7B and Llama 3 8B have 32 layers of 4096
@@ -148,6 +148,7 @@ def parse_args():
     parser.add_argument("--vocab_size", type=int, default=VOCAB_SIZE, help="by default Llama 3's")
     parser.add_argument("--n_layer", type=int, help="by default fitting --params, as --n_embd")
     parser.add_argument("--n_embd", type=int)
+    parser.add_argument("--block", choices=BLOCK_TYPES, default="gpt", help="of which file of gpt/")
     parser.add_argument("--tp_size", type=int, help="by default a node, if --gpus allow it")
     parser.add_argument("--pp_size", type=int, default=1, help="stages of a pipeline")
     parser.add_argument("--micro_batches", type=int, default=8, help="of a pipeline")
@@ -168,6 +169,7 @@ def parse_args():
     if args.gpus % (args.tp_size * args.pp_size):
         parser.error("--pp_size times --tp_size must divide --gpus")
     model = gpt_of_size(args.params, args.vocab_size, args.context, args.n_layer, args.n_embd)
+    model = model._replace(block=BLOCK_TYPES[args.block])
     if model.block_params <= 0:
         parser.error("the embedding and the head alone have --params: lower --vocab_size")
     return args, model

@@ -6,22 +6,59 @@ they are freed and the gradients are there. Sizes are in bytes. bench/calculator
 
 from typing import NamedTuple
 
-FLOAT32 = 4  # bytes: weights, gradients and AdamW's averages, the norms' inputs, the loss
+FLOAT32 = 4  # bytes: weights, gradients and AdamW's averages, the loss
 
-# What a block keeps for the backward pass, in numbers per token and channel: the 34 bytes of
-# Korthikanti et al. 2022 (arXiv 2205.05198, section 4.1), which count 2 bytes per number, less the
-# masks of dropout, which this block has not. Flash attention keeps no matrix of scores. Of these,
-# the inputs of the two norms stay in float32 under autocast.
-NORM_INPUTS = 2
-MATRIX_INPUTS = 2  # of qkv and up; tensor parallelism gathers them, so that each rank has them all
-OTHERS = 3 + 1 + 4 + 4  # q, k and v; the input of proj; up's output; the input of down
-# In the backward pass of the MLP: the gradients of GELU's input and output and of the block's
-# output, less the input of down, which is freed by then.
-BACKWARD = 4 + 4 + 1 - 4
 # Per token and entry of the vocabulary, in float32: log-softmax, its gradient, that of the logits.
 LOGITS = 3
 COMPILED_LOGITS = 2  # in their own type: the logits, from which all else follows; their gradient
 CHUNKED_HEAD = 2  # gradients of the head's weights: those of a chunk, and the sum of others
+
+NORM_INPUTS = 2  # per token and channel of a block: of the residual stream, in its type
+
+
+class Block(NamedTuple):
+    """What a block keeps for the backward pass, besides NORM_INPUTS: numbers per token and channel.
+
+    Flash attention keeps no matrix of scores, and no block here has dropout.
+    """
+
+    matrix_inputs: float  # outputs of norms; tensor parallelism gathers them, on each rank
+    others: float
+    backward: float  # in the backward pass of the MLP: gradients, less what is freed by then
+    in_float32: float = 0  # in any case
+
+
+def llama(kv_share):
+    """Returns the block of gpt/llama.py with `kv_share` heads of keys and values for one of q."""
+    attention = 1 + 2 * kv_share + 2  # q, k and v; the output, and again in the order of o_proj
+    mlp = 4 * 8 / 3  # gate, its SiLU, up and their product
+    return Block(2, attention + mlp, backward=1 + 2 * 8 / 3)
+
+
+def mixture(top_k):
+    """Returns the block of gpt/moe.py, whose router keeps its input in float32."""
+    mlp = top_k * (1 + 4 + 4 + 1)  # of each expert: input, up, GELU and output
+    return Block(1, 3 + 1 + mlp, backward=3 + 5 * top_k, in_float32=1)
+
+
+BLOCK_TYPES = {  # of files of gpt/
+    # The 34 bytes of Korthikanti et al. 2022 (arXiv 2205.05198, section 4.1), less the masks of
+    # dropout: q, k and v; the input of proj; up's output; the input of down, freed in backward.
+    "gpt": Block(2, 3 + 1 + 4 + 4, backward=4 + 4 + 1 - 4),
+    "llama": llama(kv_share=1 / 4),
+    "documents": llama(kv_share=1),  # for attention with a mask, keys and values are repeated
+}
+
+
+def block_of(options):
+    """Returns the block of the file of gpt/ that has these options."""
+    if "n_experts" in options:
+        return mixture(options["top_k"])
+    if "end_token" in options:
+        return BLOCK_TYPES["documents"]
+    if "n_kv_head" in options:
+        return llama(options["n_kv_head"] / options["n_head"])
+    return BLOCK_TYPES["gpt"]
 
 
 class GPT(NamedTuple):
@@ -32,6 +69,7 @@ class GPT(NamedTuple):
     n_embd: int
     vocab_size: int
     context: int
+    block: Block = BLOCK_TYPES["gpt"]
 
     @property
     def embedding_params(self):
@@ -55,9 +93,11 @@ class GPT(NamedTuple):
 def activations(model, samples, number_bytes, block_input_bytes, recompute, tp):
     """Returns the bytes that the backward pass starts with, and what its first block adds."""
     channels = samples * model.context * model.n_embd
-    split = NORM_INPUTS * FLOAT32 + OTHERS * number_bytes
-    block = channels * (split / tp + MATRIX_INPUTS * number_bytes)
-    backward = channels * BACKWARD * number_bytes / tp
+    kept = model.block
+    split = NORM_INPUTS * block_input_bytes + kept.in_float32 * FLOAT32
+    split += kept.others * number_bytes
+    block = channels * (split / tp + kept.matrix_inputs * number_bytes)
+    backward = channels * kept.backward * number_bytes / tp
     if not recompute:
         return model.n_layer * block, backward
     return model.n_layer * channels * block_input_bytes / tp, block + backward
@@ -96,7 +136,7 @@ def memory(
         copies = number_bytes * model.params if number_bytes < FLOAT32 else 0  # those of autocast
         at_start = during = copies + weights  # the gradients, in DDP's buckets, which stay
         at_end = 0
-        block_input_bytes = FLOAT32
+        block_input_bytes = FLOAT32  # the residual stream stays so under autocast
     elif pp > 1:
         # A stage is gathered once per step; its gradients are summed after the last micro-batch.
         copies = (number_bytes + FLOAT32) * model.params / (tp * pp)

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, models
 from torch import nn
 
 from bench.launch import output_of
-from bench.memory import GPT, memory
+from bench.memory import BLOCK_TYPES, GPT, memory
 from tools.launch.snapshots import write_text
 
 VOCAB_SIZE = 4096  # in the place of 256, so that the logits count
@@ -96,7 +96,8 @@ def run(name, ranks, options, shape):
     tp = 2 if "--tp_size" in options else 1
     pp, micro_batches = (2, 4) if "--pp_size" in options else (1, 1)
     params = 12 * n_layer * n_embd**2 + (2 * VOCAB_SIZE + CONTEXT) * n_embd  # of Llama about
-    model = GPT(params, n_layer, n_embd, VOCAB_SIZE, CONTEXT)
+    block = BLOCK_TYPES["llama" if name in OF_TOKENS else "gpt"]
+    model = GPT(params, n_layer, n_embd, VOCAB_SIZE, CONTEXT, block)
     shards = 1 if name == "pretrain" else ranks
     recompute, compiled = "--recompute" in options, "--compile" in options
     loss_chunks = int((re.findall(r"--loss_chunks (\d+)", options) or [1])[0])

@@ -297,7 +297,7 @@ def test_composed_in_the_page(site, count):
 CALCULATE = """(inputs) => inputs.map((values) => {
   const form = document.querySelector("#calculator form");
   for (const [name, value] of Object.entries(values)) form.elements[name].value = value;
-  form.elements.compile.checked = values.compile;
+  for (const name of ["compile", "llama"]) form.elements[name].checked = values[name];
   form.dispatchEvent(new Event("input", { bubbles: true }));
   const tables = [...document.querySelectorAll("#calculator table")];
   const texts = (row) => [...row.cells].map((cell) => cell.textContent);
@@ -318,6 +318,7 @@ def test_calculator_in_the_page(site, monkeypatch, capsys):
             "context": 2 ** rng.randint(9, 15),
             "loss_chunks": rng.choice([1, 8]),
             "compile": rng.random() < 0.5,
+            "llama": rng.random() < 0.5,
         }
         for _ in range(200)
     ]
@@ -331,10 +332,10 @@ def test_calculator_in_the_page(site, monkeypatch, capsys):
         assert "params=70&gpus=16384&" in page.url and "recompute=yes" in page.url
         shown = page.evaluate(CALCULATE, inputs)
     for values, (ways, parts) in zip(inputs, shown, strict=True):
-        arguments = [f"--{name}={value}" for name, value in values.items() if name != "compile"]
+        arguments = [f"--{name}={value}" for name, value in [*values.items()][:-2]]
         arguments[0] = f"--params={values['params'] * 1e9!r}"
         arguments[2] = f"--gpu_memory={values['gpu_memory'] * 1e9!r}"
-        arguments += ["--compile"] * values["compile"]
+        arguments += ["--compile"] * values["compile"] + ["--block=llama"] * values["llama"]
         monkeypatch.setattr(sys, "argv", ["calculator.py", *arguments])
         calculator.main()
         rows = re.findall(r"^(\w.*?)  +([\d,. ]+?)(?: +(yes|no))?$", capsys.readouterr().out, re.M)

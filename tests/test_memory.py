@@ -1,36 +1,77 @@
 """bench/memory.py: what a block keeps, and the peak of a rank as the system counts it."""
 
+import contextlib
+import importlib
+
 import pytest
 import torch
 from helpers import gpt_config
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
 
 from bench import memory, memory_peaks
 from gpt.pretrain import GPT
 
+SAMPLES, CONTEXT, N_EMBD = 8, 64, 384
+OPTIONS = {
+    "llama": {"n_kv_head": 1},
+    "documents": {"n_kv_head": 1, "end_token": ""},
+    "moe": {"n_experts": 4, "top_k": 2},
+}
 
+
+class Storages(TorchDispatchMode):
+    """Notes the memory that operations return."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            storage = tensor.untyped_storage()
+            self.sizes[StorageWeakRef(storage)] = storage.nbytes()
+        return result
+
+    def bytes_in_use(self, besides):
+        others = {StorageWeakRef(tensor.untyped_storage()) for tensor in besides}
+        in_use = [s for s in self.sizes if s not in others and not s.expired()]
+        return sum(self.sizes[storage] for storage in in_use)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_a_block_keeps(dtype):
-    """Counted with the hooks for saved tensors, without the weights that autocast converts."""
-    model = GPT(gpt_config(n_layer=1, n_head=4, n_embd=128, context=64))
-    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    storages = {}
-
-    def count(tensor):
-        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    x = torch.zeros(8, 64, 128, requires_grad=True)
-    with (
-        torch.autocast("cpu", dtype, enabled=dtype != torch.float32),
-        torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor),
-    ):
-        model.blocks[0](x)
-    counted = sum(size for address, size in storages.items() if address not in parameters)
-    if dtype != torch.float32:
-        matrices = sum(p.numel() for p in model.blocks.parameters() if p.dim() == 2)
-        counted -= dtype.itemsize * matrices
-    shape = memory.GPT(0, 1, 128, 256, 64)
-    kept, _ = memory.activations(shape, 8, dtype.itemsize, 4, recompute=False, tp=1)
+@pytest.mark.parametrize("name", ["pretrain", "fsdp", "llama", "documents", "moe"])
+def test_what_a_block_keeps(name, dtype, recompute, monkeypatch):
+    """Counted after the forward pass; the output stands for the input, which is kept, too."""
+    # A GPU's rms_norm keeps its input, like layer_norm; that of CPUs keeps several results.
+    norm = functional.layer_norm
+    monkeypatch.setattr(functional, "rms_norm", lambda x, s, weight, eps: norm(x, s, weight))
+    config = gpt_config(1, 4, N_EMBD, CONTEXT, **OPTIONS.get(name, {}))
+    block = importlib.import_module(f"gpt.{name}").Block(config)
+    stream_dtype, autocast = dtype, contextlib.nullcontext()
+    if name == "pretrain":
+        stream_dtype, autocast = torch.float32, torch.autocast("cpu", dtype, dtype != torch.float32)
+    block.to(stream_dtype)  # as FSDP casts weights
+    if name == "moe":
+        block.moe.float()
+        block.moe.experts.to(dtype)
+    inputs = [torch.zeros(SAMPLES, CONTEXT, N_EMBD, dtype=stream_dtype, requires_grad=True)]
+    if name == "documents":  # whose mask all blocks share
+        inputs += [torch.zeros(SAMPLES, 1, CONTEXT, CONTEXT, dtype=dtype)]
+    with Storages() as storages, autocast:
+        output = checkpoint(block, *inputs, use_reentrant=False) if recompute else block(*inputs)
+    counted = storages.bytes_in_use([*block.parameters(), *inputs])
+    if name == "pretrain" and dtype != torch.float32 and not recompute:  # autocast's copies
+        counted -= dtype.itemsize * sum(p.numel() for p in block.parameters() if p.dim() == 2)
+    assert output.dtype == stream_dtype
+    shape = memory.GPT(0, 1, N_EMBD, 256, CONTEXT, memory.block_of(vars(config)))
+    sizes = (dtype.itemsize, stream_dtype.itemsize)
+    kept, _ = memory.activations(shape, SAMPLES, *sizes, recompute, tp=1)
     assert kept == pytest.approx(counted, rel=0.02)
 
 

@@ -28,12 +28,12 @@ from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from bench.calculator import BFLOAT16, USABLE_MEMORY
-from bench.memory import FLOAT32, GPT, memory
+from bench.memory import FLOAT32, GPT, block_of, memory
 
 MAX_BYTES = 2e9  # of a step here, where no layer is sharded
 STATES = 3  # at least: a weight, its gradient, the momentum
 # A script with one of these keeps other activations, or more states, than the calculator counts.
-NOT_CALCULATED = {"cp_size", "n_experts", "n_kv_head", "sync_every"}
+NOT_CALCULATED = {"cp_size", "ep_size", "sync_every"}
 
 
 def fake_collectives(ranks):
@@ -80,7 +80,7 @@ def build_on_meta(run, script):
                 params = sum(p.numel() for p in model.parameters())
                 vocabulary = next(m for m in model.modules() if isinstance(m, nn.Embedding))
                 sizes = (run.args.n_layer, run.args.n_embd, vocabulary.num_embeddings)
-                run.shape = GPT(params, *sizes, run.args.context)
+                run.shape = GPT(params, *sizes, run.args.context, block_of(vars(run.args)))
 
         module_class.__init__ = init_on_meta
         module_class.init_weights = lambda model, seed: None
@@ -138,15 +138,16 @@ def train(run, path):
         script.main(argparse.Namespace(**vars(run.args) | others))
 
 
-def peak(run, sharded):
+def peak(run, held):
     """Returns the calculator's peak in bytes, or 0 if it does not count what this script keeps."""
     options = vars(run.args)
     if not run.shape or "recompute" not in options or NOT_CALCULATED & options.keys():
         return 0
     samples = min(options.get("micro_batch_size", run.args.batch_size), run.args.batch_size)
     samples //= options.get("micro_batches", 1)
-    shards = options.get("shard_size", run.ranks) if sharded else 1
+    shards = run.shape.params / held
     split = (options.get("tp_size", 1), options.get("pp_size", 1), run.args.compile)
+    split += (options.get("loss_chunks", 1),)
     return memory(run.shape, samples, BFLOAT16, shards, run.args.recompute, *split)["peak"]
 
 
@@ -166,7 +167,7 @@ def report(run):
     tokens = f", {samples * run.args.context:,} tokens" if "context" in run.args else ""
     print(f"per step: {samples:,} samples{tokens}")
     print(f"per epoch: {len(loader):,} steps, {available:,} samples")
-    if needed := peak(run, isinstance(params[0], DTensor)):
+    if needed := peak(run, held):
         print(f"peak: {needed / 1e9:,.1f} GB in bfloat16, of {run.gpu_memory / 1e9:,.0f} GB")
     else:
         needed = STATES * FLOAT32 * held

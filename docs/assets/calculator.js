@@ -13,9 +13,11 @@
   // bench/memory.py
   function activations(model, samples, inputBytes, recompute, tp) {
     const channels = samples * model.context * model.nEmbd;
-    const split = C.NORM_INPUTS * C.FLOAT32 + C.OTHERS * C.BFLOAT16;
-    const block = channels * (split / tp + C.MATRIX_INPUTS * C.BFLOAT16);
-    const backward = (channels * C.BACKWARD * C.BFLOAT16) / tp;
+    const kept = model.block;
+    const inFloat32 = kept.in_float32 * C.FLOAT32;
+    const split = C.NORM_INPUTS * inputBytes + inFloat32 + kept.others * C.BFLOAT16;
+    const block = channels * (split / tp + kept.matrix_inputs * C.BFLOAT16);
+    const backward = (channels * kept.backward * C.BFLOAT16) / tp;
     if (!recompute) return [model.nLayer * block, backward];
     return [(model.nLayer * channels * inputBytes) / tp, block + backward];
   }
@@ -167,6 +169,7 @@
     const values = Object.fromEntries(fields.map(({ name, value }) => [name, Number(value)]));
     const { params, gpus, context, gpu_memory, batch_size, loss_chunks: chunks } = values;
     const model = gptOfSize(params * GB, context, C.VOCAB_SIZE);
+    model.block = C.BLOCK_TYPES[form.elements.llama.checked ? "llama" : "gpt"];
     if (model.blockParams <= 0) {
       status.textContent = "The embedding and the head alone have more parameters.";
       return;

@@ -212,6 +212,11 @@ FIELDS = (  # of the calculator: name, label, smallest and largest value, step, 
     ("context", "Tokens per sample", 256, 262144, 1, 8192),
     ("loss_chunks", "Chunks of the loss", 1, 64, 1, 1),
 )
+CHECKBOXES = (
+    ("recompute", "With recomputation, too"),
+    ("compile", "Compile the loss"),
+    ("llama", "Llama"),
+)
 
 
 def format_table(*columns):
@@ -228,10 +233,11 @@ def format_calculator():
         for name, label, low, high, step, value in FIELDS
     )
     fields += "<span>"
-    for name, label in (("recompute", "With recomputation, too"), ("compile", "Compile the loss")):
+    for name, label in CHECKBOXES:
         checked = " checked" if name == "recompute" else ""
         fields += f'<label><input type="checkbox" name="{name}"{checked}> {label}</label> '
     constants = {"hardware": scaling.H100._asdict()}
+    constants["BLOCK_TYPES"] = {name: b._asdict() for name, b in memory.BLOCK_TYPES.items()}
     for module in (memory, scaling, calculator):
         values = vars(module).items()
         constants |= {name: value for name, value in values if isinstance(value, int | float)}
