@@ -143,11 +143,14 @@ def next_byte_loss(logits, targets):
 def orthogonalize(matrix):
     """Returns about U @ V.T for the matrix U @ S @ V.T: its singular values all come close to 1."""
     x = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix  # for smaller products
+    if x.is_cuda:
+        x = x.bfloat16()  # as torch.optim.Muon does: float32 takes a GPU far longer
     x = x / x.norm().clamp(min=1e-7)
     for _ in range(5):  # Newton-Schulz iteration, of https://kellerjordan.github.io/posts/muon
         gram = x @ x.T
         x = 3.4445 * x + (-4.775 * gram + 2.0315 * gram @ gram) @ x
-    return x.T if matrix.shape[0] > matrix.shape[1] else x
+    x = x.T if matrix.shape[0] > matrix.shape[1] else x
+    return x.type_as(matrix)
 
 
 class Muon(torch.optim.AdamW):

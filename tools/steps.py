@@ -77,7 +77,7 @@ GPT = [
     Step("gpt/fsdp.py", "gpt/moe.py", 70),
     Step("gpt/moe.py", "gpt/expert_parallel.py", 76),
     Step("gpt/fsdp.py", "gpt/local_sgd.py", 50),
-    Step("gpt/fsdp.py", "gpt/muon.py", 60),
+    Step("gpt/fsdp.py", "gpt/muon.py", 63),
     Step("gpt/fsdp.py", "gpt/finetune.py", 211),  # 103 of them are the GPT, which goes
     Step("gpt/finetune.py", "gpt/finetune_chat.py", 74),
 ]
