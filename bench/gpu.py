@@ -47,19 +47,10 @@ class FailedError(Exception):
     """What has ended a command, in one line."""
 
 
-def log_throughput(trainer):
-    """Stands in for `Trainer._evaluate`."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()  # as nanoGPT's loop waits for the GPU
-    tokens = trainer.tokens - trainer.tokens_before
-    trainer._log(trainer._throughput(tokens, trainer.time_before))
-    trainer._restart_clock()
-
-
 def train(args):
     """Trains as gpt/pretrain.py does, but without what is not measured: 14 GB to save, for one."""
     pretrain.Trainer._save_snapshot = lambda self: None
-    pretrain.Trainer._evaluate = log_throughput
+    pretrain.Trainer._evaluate = lambda self: None
     pretrain.main(args)
     print(f"peak memory {torch.cuda.max_memory_allocated() / 1e9:.1f} GB")
 
@@ -95,7 +86,7 @@ def gpt_rows(variants, options, batch_size, folder):
     text = folder / "text"
     write_text(text, 1 + STEPS * batch_size, CONTEXT)
     options += f" --text {text} --snapshot_path {folder}/none.pt --context {CONTEXT} --generate 0"
-    options += f" --eval_every_steps {STEPS} --val_tokens {CONTEXT} --batch_size {batch_size}"
+    options += f" --log_every_steps {STEPS} --val_tokens {CONTEXT} --batch_size {batch_size}"
     for name, module in variants.items():
         print(f"{name} …", flush=True)
         try:
@@ -103,8 +94,8 @@ def gpt_rows(variants, options, batch_size, folder):
         except FailedError as error:
             yield f"| {name} | {batch_size} | failed: {error} | | |"
             continue
-        # Of the last epoch: the line of the whole training ends with other words.
-        tokens_per_second, mfu = re.findall(r"(\S+) tokens/s, MFU (\S+)%$", output, re.M)[-1]
+        # Of the last epoch, not of the whole training.
+        tokens_per_second, mfu = re.findall(r"(\S+) tokens/s, MFU (\S+)%(?! in all)", output)[-1]
         peak = re.search(r"peak memory (\S+) GB", output)[1]
         yield f"| {name} | {batch_size} | {tokens_per_second} | {mfu} % | {peak} GB |"
 

@@ -60,10 +60,9 @@ class Experts(nn.Module):
         self.up = nn.Parameter(torch.empty(n_experts, n_embd, 4 * n_embd))
         self.down = nn.Parameter(torch.empty(n_experts, 4 * n_embd, n_embd))
 
-    def forward(self, inputs, expert_ids):
+    def forward(self, inputs, expert_ids, counts):
         order = expert_ids.argsort(stable=True)
-        counts = expert_ids.bincount(minlength=len(self.up.to_local()))
-        groups = inputs[order].split(counts.tolist())  # the rows of each expert
+        groups = inputs[order].split(counts)  # the rows of each expert
         experts = zip(groups, self.up.to_local(), self.down.to_local(), strict=True)
         outputs = [F.gelu(group @ up) @ down for group, up, down in experts]
         return torch.cat(outputs)[order.argsort()]  # in the order of `inputs`
@@ -97,7 +96,7 @@ class MixtureOfExperts(nn.Module):
         # scores is of shape (tokens, n_experts), selected of (tokens, top_k).
         selected = (scores + self.bias).topk(self.top_k).indices
         if torch.is_grad_enabled():  # not where it evaluates
-            self.load += selected.flatten().bincount(minlength=len(self.bias))
+            self.load += F.one_hot(selected, len(self.bias)).sum((0, 1))  # waits for no GPU
         inputs = tokens.repeat_interleave(self.top_k, 0)  # one for each expert selected
         outputs = self._send_to_experts(inputs, selected.flatten())
         outputs = outputs.unflatten(0, selected.shape)  # (tokens, top_k, n_embd)
@@ -106,17 +105,18 @@ class MixtureOfExperts(nn.Module):
 
     def _send_to_experts(self, inputs, expert_ids):
         """Runs each row of `inputs` on the rank that has its expert, and returns the outputs."""
-        experts_per_rank = len(self.bias) // self.mesh.size()
-        ranks = expert_ids // experts_per_rank
-        order = ranks.argsort(stable=True)
+        order = expert_ids.argsort(stable=True)  # by expert, and so by rank
         group = self.mesh.get_group()
-        sent = ranks.bincount(minlength=self.mesh.size())  # rows for each rank
-        received = torch.empty_like(sent)  # rows from each rank
+        sent = F.one_hot(expert_ids, len(self.bias)).sum(0)  # rows for each expert
+        sent = sent.view(self.mesh.size(), -1)  # a line for each rank
+        received = torch.empty_like(sent)  # from each rank, the rows for each expert of this one
         dist.all_to_all_single(received, sent, group=group)
-        sent, received = torch.stack([sent, received]).tolist()
+        counts = torch.stack([sent, received]).cpu()  # waits for the GPU, only here
+        sent, received = counts.sum(2).tolist()  # rows for each rank, and from each
+        local_counts = counts[1].sum(0).tolist()
         local_inputs = AllToAllRows.apply(inputs[order], sent, received, group)
-        local_ids = AllToAllRows.apply(expert_ids[order] % experts_per_rank, sent, received, group)
-        local_outputs = self.experts(local_inputs, local_ids)
+        local_ids = AllToAllRows.apply(expert_ids[order], sent, received, group)
+        local_outputs = self.experts(local_inputs, local_ids, local_counts)
         return AllToAllRows.apply(local_outputs, received, sent, group)[order.argsort()]
 
 

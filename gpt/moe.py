@@ -47,7 +47,7 @@ class Experts(nn.Module):
 
     def forward(self, inputs, expert_ids):
         order = expert_ids.argsort(stable=True)
-        counts = expert_ids.bincount(minlength=len(self.up))
+        counts = F.one_hot(expert_ids, len(self.up)).sum(0)
         groups = inputs[order].split(counts.tolist())  # the rows of each expert
         experts = zip(groups, self.up, self.down, strict=True)
         outputs = [F.gelu(group @ up) @ down for group, up, down in experts]
@@ -72,7 +72,7 @@ class MixtureOfExperts(nn.Module):
         # scores is of shape (tokens, n_experts), selected of (tokens, top_k).
         selected = (scores + self.bias).topk(self.top_k).indices
         if torch.is_grad_enabled():  # not where it evaluates
-            self.load += selected.flatten().bincount(minlength=len(self.bias))
+            self.load += F.one_hot(selected, len(self.bias)).sum((0, 1))  # waits for no GPU
         inputs = tokens.repeat_interleave(self.top_k, 0)  # one for each expert selected
         outputs = self.experts(inputs, selected.flatten())
         outputs = outputs.unflatten(0, selected.shape)  # (tokens, top_k, n_embd)

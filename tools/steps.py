@@ -74,8 +74,8 @@ GPT = [
     Step("gpt/pretrain.py", "gpt/slow_network.py", 15),
     Step("gpt/fsdp.py", "gpt/pipeline_parallel.py", 113),
     Step("gpt/pipeline_parallel.py", "gpt/three_d.py", 44),
-    Step("gpt/fsdp.py", "gpt/moe.py", 70),
-    Step("gpt/moe.py", "gpt/expert_parallel.py", 76),
+    Step("gpt/fsdp.py", "gpt/moe.py", 68),
+    Step("gpt/moe.py", "gpt/expert_parallel.py", 80),
     Step("gpt/fsdp.py", "gpt/local_sgd.py", 50),
     Step("gpt/fsdp.py", "gpt/muon.py", 63),
     Step("gpt/fsdp.py", "gpt/finetune.py", 211),  # 103 of them are the GPT, which goes
