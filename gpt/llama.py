@@ -351,13 +351,14 @@ class Trainer:
     def _log_steps(self):
         """Logs the mean loss since the last such line, and how the latest step went."""
         dist.all_reduce(self.recent_loss)  # the sum over all ranks
-        loss = f"loss {self.recent_loss.item() / self.recent_samples:.4g}"
-        norm = f"grad norm {self.grad_norm.item():.3g}"  # as it was before it was clipped
-        rate = f"lr {self.optimizer.param_groups[0]['lr']:.3g}"
+        loss = self.recent_loss.item() / self.recent_samples
+        norm = self.grad_norm.item()
+        rate = self.optimizer.param_groups[0]["lr"]
+        numbers = f"loss {loss:.4g} | grad norm {norm:.3g} | lr {rate:.3g}"
         speed = self._throughput(self.tokens - self.tokens_before, self.time_before)
         if self.device.type == "cuda":
             speed += f" | peak memory {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB"
-        self._log(f"step {self._steps_done()} | {loss} | {norm} | {rate} | {speed}")
+        self._log(f"step {self._steps_done()} | {numbers} | {speed}")
         self.recent_loss.zero_()
         self.recent_samples = 0
         self._restart_clock()
@@ -558,7 +559,7 @@ def parse_args():
     parser.add_argument("--recompute", action="store_true", help="activations: saves memory")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--peak_tflops", type=float, help="of a device, to log the MFU")
-    parser.add_argument("--generate", type=int, default=100, help="tokens at the end, 0 for none")
+    parser.add_argument("--generate", type=int, default=0, help="tokens at the end")
     parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
     parser.add_argument("--snapshot_path", default="snapshot", help="a folder")
     parser.add_argument("--seed", type=int, default=0)
