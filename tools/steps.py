@@ -57,13 +57,13 @@ BY_HAND = [
 ]
 GPT = [
     Step("preemptible.py", "gpt/gpt.py", 145),  # the model comes
-    Step("gpt/gpt.py", "gpt/schedule.py", 68),
+    Step("gpt/gpt.py", "gpt/schedule.py", 70),
     Step("gpt/schedule.py", "gpt/metrics.py", 51),
     Step("gpt/metrics.py", "gpt/pretrain.py", 65),
     Step("gpt/pretrain.py", "gpt/dcp.py", 84),
     Step("gpt/dcp.py", "gpt/fsdp.py", 43),
     Step("gpt/fsdp.py", "gpt/accumulate.py", 21),
-    Step("gpt/accumulate.py", "gpt/async_save.py", 41),
+    Step("gpt/accumulate.py", "gpt/async_save.py", 44),
     Step("gpt/async_save.py", "gpt/tokens.py", 87),
     Step("gpt/tokens.py", "gpt/llama.py", 99),
     Step("gpt/llama.py", "gpt/documents.py", 43),
