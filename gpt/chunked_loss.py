@@ -483,7 +483,7 @@ class Trainer:
         if self.args.keep_every_steps is None:
             return False
         samples = int(folder.name.rpartition("_")[2])
-        step_size = self.train_loader.batch_size * dist.get_world_size()
+        step_size = self.train_loader.batch_size * self.train_loader.sampler.num_replicas
         return samples > 0 and samples % (self.args.keep_every_steps * step_size) == 0
 
     def _state_dict(self):
