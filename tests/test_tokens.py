@@ -1,11 +1,15 @@
 """gpt/prepare_tokens.py and gpt/tokens.py: text tokenized once, into shards on disk."""
 
 import json
+import os
 import pickle
+import signal
+import subprocess
+import sys
 from itertools import pairwise
 
 import torch
-from helpers import SHORT_GPT, gpt_config, patch, run
+from helpers import SHORT_GPT, TIMEOUT_S, gpt_config, patch, run
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch.nn.functional import cross_entropy
 
@@ -64,6 +68,44 @@ def test_prepared(tmp_path):
     assert result.returncode == 0, result.stderr
     written = (tmp_path / "lines" / "000000.uint16").read_bytes()
     assert len(written) > 10_000 and data.startswith(written)
+
+
+def test_killed(tmp_path):
+    """It continues with the same settings alone; two workers write what one does without a kill."""
+    text = tmp_path / "text.jsonl"
+    lines = [json.dumps({"text": f"{number}\n" * (number % 50)}) for number in range(4000)]
+    text.write_text("\n".join(lines))
+    options = "--text text.jsonl --vocab_size 300 --num_workers 2 --shard_tokens 1000"
+    command = [sys.executable, ROOT / "gpt" / "prepare_tokens.py", "tokens", *options.split()]
+    unfinished = tmp_path / "tokens.tmp"
+    shard = unfinished / "tokens" / "000000.uint16"
+    for event in (unfinished, unfinished / "progress.json", shard, shard.with_stem("000099")):
+        process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE)
+        while not event.exists():
+            assert process.poll() is None
+        process.kill()
+        process.communicate(timeout=TIMEOUT_S)  # the workers have ended, too
+        assert process.returncode == -signal.SIGKILL and not list(unfinished.glob("*.uint*"))
+        assert {path.stat().st_size for path in shard.parent.glob("*")} <= {2000}  # no tokenizer
+    inode = shard.stat().st_ino
+    time = text.stat().st_mtime_ns
+    assert (
+        "--shard_tokens was 1000 and is 9"
+        in prepare(tmp_path, f"tokens {options} --shard_tokens 9").stderr
+    )
+    os.utime(text, ns=(time, time + 10**9))
+    assert (
+        "cannot continue tokens.tmp: text.jsonl was "
+        in prepare(tmp_path, f"tokens {options}").stderr
+    )
+    os.utime(text, ns=(time, time))
+    for folder in (f"tokens {options}", f"whole {options} --num_workers 1"):
+        assert prepare(tmp_path, folder).returncode == 0
+    assert (tmp_path / "tokens" / shard.name).stat().st_ino == inode and not unfinished.exists()
+    files = [sorted((tmp_path / folder).iterdir()) for folder in ("tokens", "whole")]
+    assert len(files[0]) > 100
+    for ours, whole in zip(*files, strict=True):
+        assert ours.name == whole.name and ours.read_bytes() == whole.read_bytes()
 
 
 def test_long_text_with_a_tokenizer_that_begins_each_with_a_space(tmp_path):
