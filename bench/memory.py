@@ -1,4 +1,4 @@
-"""The memory that a GPU needs to train the GPT of gpt/, by part, for each way to split it
+"""The memory that a GPU needs to train a model of gpt/, by part, for each way to split it
 
 The peak is at the start of the backward pass, when all activations are kept, or at its end, when
 they are freed and the gradients are there. Sizes are in bytes. bench/calculator.py prints them.
@@ -29,7 +29,10 @@ class Block(NamedTuple):
 
 
 def llama(kv_share):
-    """Returns the block of gpt/llama.py with `kv_share` heads of keys and values for one of q."""
+    """Returns the block of gpt/llama.py with `kv_share` heads of keys and values for one of q.
+
+    gpt/documents.py keeps as much, besides its mask, which all blocks share.
+    """
     attention = 1 + 2 * kv_share + 2  # q, k and v; the output, and again in the order of o_proj
     mlp = 4 * 8 / 3  # gate, its SiLU, up and their product
     return Block(2, attention + mlp, backward=1 + 2 * 8 / 3)
@@ -46,7 +49,6 @@ BLOCK_TYPES = {  # of files of gpt/
     # dropout: q, k and v; the input of proj; up's output; the input of down, freed in backward.
     "gpt": Block(2, 3 + 1 + 4 + 4, backward=4 + 4 + 1 - 4),
     "llama": llama(kv_share=1 / 4),
-    "documents": llama(kv_share=1),  # for attention with a mask, keys and values are repeated
 }
 
 
@@ -54,8 +56,6 @@ def block_of(options):
     """Returns the block of the file of gpt/ that has these options."""
     if "n_experts" in options:
         return mixture(options["top_k"])
-    if "end_token" in options:
-        return BLOCK_TYPES["documents"]
     if "n_kv_head" in options:
         return llama(options["n_kv_head"] / options["n_head"])
     return BLOCK_TYPES["gpt"]

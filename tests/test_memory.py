@@ -1,6 +1,5 @@
 """bench/memory.py: what a block keeps, and the peak of a rank as the system counts it."""
 
-import contextlib
 import importlib
 
 import pytest
@@ -16,57 +15,45 @@ from bench import memory, memory_peaks
 from gpt.pretrain import GPT
 
 SAMPLES, CONTEXT, N_EMBD = 8, 64, 384
-OPTIONS = {
-    "llama": {"n_kv_head": 1},
-    "documents": {"n_kv_head": 1, "end_token": ""},
-    "moe": {"n_experts": 4, "top_k": 2},
-}
+OPTIONS = {"pretrain": {}, "fsdp": {}, "llama": {"n_kv_head": 1}, "documents": {"n_kv_head": 4}}
+OPTIONS["moe"] = {"n_experts": 4, "top_k": 2}
 
 
 class Storages(TorchDispatchMode):
     """Notes the memory that operations return."""
 
-    def __init__(self):
-        super().__init__()
-        self.sizes = {}
-
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            storage = tensor.untyped_storage()
-            self.sizes[StorageWeakRef(storage)] = storage.nbytes()
+        storages = [t.untyped_storage() for t in tree_leaves(result) if torch.is_tensor(t)]
+        self.sizes |= {StorageWeakRef(storage): storage.nbytes() for storage in storages}
         return result
-
-    def bytes_in_use(self, besides):
-        others = {StorageWeakRef(tensor.untyped_storage()) for tensor in besides}
-        in_use = [s for s in self.sizes if s not in others and not s.expired()]
-        return sum(self.sizes[storage] for storage in in_use)
 
 
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["pretrain", "fsdp", "llama", "documents", "moe"])
+@pytest.mark.parametrize("name", OPTIONS)
 def test_what_a_block_keeps(name, dtype, recompute, monkeypatch):
     """Counted after the forward pass; the output stands for the input, which is kept, too."""
     # A GPU's rms_norm keeps its input, like layer_norm; that of CPUs keeps several results.
     norm = functional.layer_norm
     monkeypatch.setattr(functional, "rms_norm", lambda x, s, weight, eps: norm(x, s, weight))
-    config = gpt_config(1, 4, N_EMBD, CONTEXT, **OPTIONS.get(name, {}))
+    config = gpt_config(1, 4, N_EMBD, CONTEXT, **OPTIONS[name])
     block = importlib.import_module(f"gpt.{name}").Block(config)
-    stream_dtype, autocast = dtype, contextlib.nullcontext()
-    if name == "pretrain":
-        stream_dtype, autocast = torch.float32, torch.autocast("cpu", dtype, dtype != torch.float32)
+    stream_dtype = torch.float32 if name == "pretrain" else dtype  # with autocast
     block.to(stream_dtype)  # as FSDP casts weights
     if name == "moe":
-        block.moe.float()
-        block.moe.experts.to(dtype)
+        block.moe.router.float()
     inputs = [torch.zeros(SAMPLES, CONTEXT, N_EMBD, dtype=stream_dtype, requires_grad=True)]
     if name == "documents":  # whose mask all blocks share
         inputs += [torch.zeros(SAMPLES, 1, CONTEXT, CONTEXT, dtype=dtype)]
-    with Storages() as storages, autocast:
+    storages = Storages()
+    storages.sizes = {}
+    with storages, torch.autocast("cpu", dtype, enabled=dtype != stream_dtype):
         output = checkpoint(block, *inputs, use_reentrant=False) if recompute else block(*inputs)
-    counted = storages.bytes_in_use([*block.parameters(), *inputs])
-    if name == "pretrain" and dtype != torch.float32 and not recompute:  # autocast's copies
+    for tensor in [*block.parameters(), *inputs]:
+        storages.sizes.pop(StorageWeakRef(tensor.untyped_storage()), None)
+    counted = sum(size for storage, size in storages.sizes.items() if not storage.expired())
+    if dtype != stream_dtype and not recompute:  # the weights that autocast has converted
         counted -= dtype.itemsize * sum(p.numel() for p in block.parameters() if p.dim() == 2)
     assert output.dtype == stream_dtype
     shape = memory.GPT(0, 1, N_EMBD, 256, CONTEXT, memory.block_of(vars(config)))
