@@ -97,16 +97,11 @@ def test_worked_questions(monkeypatch, capsys):
     assert len(answers) == 2
     for answer in answers:
         for query in re.findall(r"\.md\?([\w=&]+)", answer):
-            values = dict(parse_qsl(query))
-            arguments = f"--params {values['params']}e9 --gpus {values['gpus']}"
-            arguments += f" --batch_size {values['batch_size']}" + " --compile" * (
-                "compile" in values
-            )
-            arguments += f" --context {values.get('context', 8192)}"
-            arguments += f" --loss_chunks {values.get('loss_chunks', 1)}"
-            run_calculator(
-                f"{arguments} --gpu_memory {values.get('gpu_memory', 80)}e9", monkeypatch
-            )
+            values = {"gpu_memory": 80, "context": 8192, "loss_chunks": 1} | dict(parse_qsl(query))
+            values |= {name: f"{values[name]}e9" for name in ("params", "gpu_memory")}
+            options = [f"--{name} {value}" for name, value in values.items() if value != "yes"]
+            options += ["--compile"] * ("compile" in values)
+            run_calculator(" ".join(options), monkeypatch)
         calculated = capsys.readouterr().out.split()
         claimed = re.findall(r"(\d+\.\d)\s+GB", answer) + re.findall(r"(\S+)\s+tokens/s", answer)
         assert claimed and set(claimed) <= set(calculated), (answer, calculated)

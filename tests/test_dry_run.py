@@ -62,45 +62,20 @@ def test_weight_without_a_gradient(tmp_path):
     assert "without a gradient: blocks.0.unused.weight blocks.0.unused.bias\n" in result.stdout
 
 
-@pytest.mark.long
-def test_another_torch():
-    """Without the private parts that a pipeline needs, all else is tried as before."""
-    code = "from torch.distributed.pipelining import _utils; del _utils._derive_grad_metas\n"
-    code += "import tools.dry_run; tools.dry_run.main()"
-    for name, status in (("multinode.py", 0), ("gpt/pipeline_parallel.py --pp_size 2", 1)):
-        result = run(sys.executable, "-c", code, "8", *name.split())
-        assert result.returncode == status, result.stderr
-    assert "cannot import name '_derive_grad_metas'" in result.stderr
+MISTAKES = [  # the first two are tried at each push
+    ("8 nosuch.py", "there is no file nosuch.py"),
+    (f"8 gpt/fsdp.py --seed {TOO_LARGE}", r"gpt/fsdp.py fails at `torch.manual_seed\(.*Overflow"),
+    (f"8 gpt/slow_network.py --bucket_cap_mb {TOO_LARGE}", ".* at `self.model = .*TypeError"),
+    (f"8 multinode.py --batch_size {TOO_LARGE}", ".* at `for .*ValueError: Stop argument"),
+    ("512 gpt/hsdp.py --shard_size 3", "--shard_size 3 does not divide 512"),
+    ("4096 multinode.py", "4,096 replicas have less than a sample"),
+    ("8 gpt/pretrain.py --n_layer 32 --n_head 32 --n_embd 4096", "too little memory"),
+]
 
 
 @pytest.mark.parametrize(
     ("command", "message"),
-    [
-        ("8 nosuch.py", "there is no file nosuch.py"),
-        (
-            f"8 gpt/fsdp.py --seed {TOO_LARGE}",
-            r"gpt/fsdp.py fails at `torch.manual_seed\(.*Overflow",
-        ),
-        pytest.param(
-            f"8 gpt/slow_network.py --bucket_cap_mb {TOO_LARGE}",
-            r"gpt/slow_network.py fails at `self.model = .*TypeError",
-            marks=NIGHTLY,
-        ),
-        pytest.param(
-            f"8 multinode.py --batch_size {TOO_LARGE}",
-            r"multinode.py fails at `for inputs, targets in .*ValueError: Stop argument",
-            marks=NIGHTLY,
-        ),
-        pytest.param(
-            "512 gpt/hsdp.py --shard_size 3", "--shard_size 3 does not divide 512", marks=NIGHTLY
-        ),
-        pytest.param("4096 multinode.py", "4,096 replicas have less than a sample", marks=NIGHTLY),
-        pytest.param(
-            "8 gpt/pretrain.py --n_layer 32 --n_head 32 --n_embd 4096",
-            "too little memory",
-            marks=NIGHTLY,
-        ),
-    ],
+    [*MISTAKES[:2], *(pytest.param(*case, marks=NIGHTLY) for case in MISTAKES[2:])],
 )
 def test_wrong_arguments(command, message):
     """One line, and no traceback, of what torchrun would show with one, or of wrong sizes."""

@@ -42,14 +42,8 @@ def pretended(tmp_path, monkeypatch):
     answers["get_device_properties"] = SimpleNamespace(total_memory=141e9)
     for name, answer in answers.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer, **options: answer)
-    settings = {
-        "N_HEAD": N_HEAD,
-        "N_EMBD": N_EMBD,
-        "CONTEXT": CONTEXT,
-        "STEPS": 2,
-        "MANY_EPOCHS": 5,
-    }
-    settings |= {"BATCH_SIZES": [2], "TIME_LIMIT_S": 30, "versions": lambda: "driver 1"}
+    settings = {"N_HEAD": N_HEAD, "N_EMBD": N_EMBD, "CONTEXT": CONTEXT, "BATCH_SIZES": [2]}
+    settings |= {"STEPS": 2, "MANY_EPOCHS": 5, "TIME_LIMIT_S": 30, "versions": lambda: "driver 1"}
     for name, value in settings.items():
         monkeypatch.setattr(gpu, name, value)
 
