@@ -69,7 +69,7 @@ GPT = [
     Step("gpt/fsdp.py", "gpt/context_parallel.py", 70),
     Step("gpt/async_save.py", "gpt/tokens.py", 87),
     Step("gpt/tokens.py", "gpt/llama.py", 99),
-    Step("gpt/llama.py", "gpt/documents.py", 43),
+    Step("gpt/llama.py", "gpt/documents.py", 56),
     Step("gpt/llama.py", "gpt/chunked_loss.py", 30),
     Step("gpt/pretrain.py", "gpt/slow_network.py", 15),
     Step("gpt/fsdp.py", "gpt/pipeline_parallel.py", 113),
@@ -78,8 +78,8 @@ GPT = [
     Step("gpt/moe.py", "gpt/expert_parallel.py", 76),
     Step("gpt/fsdp.py", "gpt/local_sgd.py", 50),
     Step("gpt/fsdp.py", "gpt/muon.py", 60),
-    Step("gpt/fsdp.py", "gpt/finetune.py", 211),  # 103 of them are the GPT, which goes
-    Step("gpt/finetune.py", "gpt/finetune_chat.py", 74),
+    Step("gpt/accumulate.py", "gpt/finetune.py", 211),  # 103 of them are the GPT, which goes
+    Step("gpt/finetune.py", "gpt/finetune_chat.py", 79),
 ]
 STAGES = [STEPS[0].base, *(step.file for step in STEPS)]
 ALL = STEPS + JOB_STEPS + RECIPES + LATER_RECIPES + BY_HAND + GPT
