@@ -40,9 +40,6 @@ from tqdm import tqdm
 
 SNAPSHOT_NAMES = f"epoch_{4 * '[0-9]'}_sample_{12 * '[0-9]'}"  # a glob pattern
 IGNORED = -100  # a target that cross_entropy leaves out
-if torch.cuda.is_available():  # only compiled, they leave out what is masked
-    flex_attention = torch.compile(flex_attention)
-    create_block_mask = torch.compile(create_block_mask)
 
 
 def rotate(x):
@@ -673,6 +670,9 @@ def main(args):
     fully_shard(model, **fsdp_config)
     model.to_empty(device=device)  # memory for this rank's shards
     model.init_weights(args.seed)
+    if device.type == "cuda":
+        for block in model.model["layers"]:
+            block.self_attn.compile()  # without it, FlexAttention keeps the scores of all pairs
     if args.compile:
         torch.set_float32_matmul_precision("high")  # TF32 for products of float32 matrices
         for block in model.model["layers"]:  # equal blocks share one compilation
