@@ -24,6 +24,7 @@ from helpers import (
 )
 from test_tokens import write_tokens
 
+from tools.compose.__main__ import compose
 from tools.launch.snapshots import load, load_gpt, max_abs_diff, write_text
 from tools.steps import ROOT
 
@@ -303,6 +304,36 @@ def test_loss_parallelism(shell):
     assert_split_is_one_rank(shell, "tensor_parallel.py", [(4, "--tp_size 2")], changed)
 
 
+COUNT_ALL_REDUCES = """
+reduced = []
+@before(script.dist, "all_reduce")
+def count(tensor, *arguments, **options):
+    if tensor.numel() > 100:
+        reduced.append(tensor)
+@after(script.Trainer, "_run_batch")
+def print_count(self, inputs, targets):
+    print("summed over the nodes:", len(reduced))
+"""
+
+
+@pytest.mark.long
+def test_micro_batches_in_hybrid_shards(shell):
+    """With the line of the page, as many all-reduces of gradients as without micro-batches."""
+    lines = [line for line, _ in compose(["gpt/accumulate.py", "gpt/hsdp.py"], "own.py")]
+    place = lines.index("            micro_inputs = inputs[start:end]")
+    lines[place:place] = fences("gpt/hsdp.md", "python")
+    (shell.folder / "own").write_text("\n".join(lines))
+    own = f"exec(open('own').read(), script.__dict__)\n{SHORT_GPT}{FLOAT64}{COUNT_ALL_REDUCES}"
+    start(shell, "pretrain.py", "one", setup=FLOAT64).succeeds()
+    found = []
+    for size in (1, 3):
+        options = f"--shard_size 2 --micro_batch_size {size}"
+        output = start(shell, "hsdp.py", f"s{size}", 4, own, options).succeeds()
+        found.append(re.findall(r"summed over the nodes: (\d+)", output)[-1])
+        assert weights_diff(shell, f"s{size}", "one") < 1e-12
+    assert found[0] == found[1] != "0"
+
+
 @pytest.mark.parametrize(
     ("name", "ranks", "options", "val_chunks"),
     [
@@ -356,6 +387,20 @@ def test_killed_while_it_saves(shell, name):
     one, other = (load_gpt(shell.folder / path) for path in ("killed", "uninterrupted"))
     assert one.pop("loss") == pytest.approx(other.pop("loss"), rel=1e-6)
     assert equal_snapshots(one, other)
+
+
+def test_kept_snapshots(shell):
+    """One of them, with those after it deleted, leads to the same end."""
+    options = "--save_every_steps 5 --keep_every_steps 10"
+    ends = []
+    for _ in range(2):
+        start(shell, "async_save.py", "s", 2, options=options).succeeds()
+        folders = sorted((shell.folder / "s").iterdir())
+        assert [path.name[-3:] for path in folders] == ["120", "240", "000"]
+        ends.append(load_gpt(shell.folder / "s"))
+        shutil.rmtree(folders[1])
+        shutil.rmtree(folders[2])
+    assert equal_snapshots(*ends)
 
 
 # The data of the first snapshot is written three steps later.
@@ -428,7 +473,11 @@ BY_THREE = "--n_head 3 --n_embd 33 --context 9"
     ("nodes", "command", "message"),
     [
         ("a", "gpt.py --context 99999999", "has less than one chunk of 99999999 bytes: add text"),
-        ("a", "schedule.py --val_tokens 99999999", "has 0 chunks, and 73324 for validation: add text"),
+        (
+            "a",
+            "schedule.py --val_tokens 99999999",
+            "0 chunks, and 73324 for validation: add text",
+        ),
         ("aa", "hsdp.py --shard_size 3", "--shard_size 3 does not divide 2 ranks"),
         ("aabc", "hsdp.py", "unequal size: set --shard_size, which is [2, 2, 1, 1] by default"),
         ("aabc", "local_sgd.py", "unequal size: start as many ranks on each, not [2, 2, 1, 1]"),

@@ -57,29 +57,29 @@ BY_HAND = [
 ]
 GPT = [
     Step("preemptible.py", "gpt/gpt.py", 145),  # the model comes
-    Step("gpt/gpt.py", "gpt/schedule.py", 68),
-    Step("gpt/schedule.py", "gpt/metrics.py", 50),
+    Step("gpt/gpt.py", "gpt/schedule.py", 70),
+    Step("gpt/schedule.py", "gpt/metrics.py", 51),
     Step("gpt/metrics.py", "gpt/pretrain.py", 65),
     Step("gpt/pretrain.py", "gpt/dcp.py", 84),
     Step("gpt/dcp.py", "gpt/fsdp.py", 43),
-    Step("gpt/fsdp.py", "gpt/hsdp.py", 17),
     Step("gpt/fsdp.py", "gpt/accumulate.py", 21),
-    Step("gpt/accumulate.py", "gpt/async_save.py", 31),
-    Step("gpt/fsdp.py", "gpt/tensor_parallel.py", 46),
-    Step("gpt/fsdp.py", "gpt/context_parallel.py", 70),
+    Step("gpt/accumulate.py", "gpt/async_save.py", 44),
     Step("gpt/async_save.py", "gpt/tokens.py", 87),
     Step("gpt/tokens.py", "gpt/llama.py", 99),
     Step("gpt/llama.py", "gpt/documents.py", 56),
     Step("gpt/llama.py", "gpt/chunked_loss.py", 30),
-    Step("gpt/pretrain.py", "gpt/slow_network.py", 15),
-    Step("gpt/fsdp.py", "gpt/pipeline_parallel.py", 113),
-    Step("gpt/pipeline_parallel.py", "gpt/three_d.py", 44),
-    Step("gpt/fsdp.py", "gpt/moe.py", 70),
-    Step("gpt/moe.py", "gpt/expert_parallel.py", 76),
-    Step("gpt/fsdp.py", "gpt/local_sgd.py", 50),
-    Step("gpt/fsdp.py", "gpt/muon.py", 60),
     Step("gpt/accumulate.py", "gpt/finetune.py", 211),  # 103 of them are the GPT, which goes
     Step("gpt/finetune.py", "gpt/finetune_chat.py", 79),
+    Step("gpt/fsdp.py", "gpt/hsdp.py", 17),
+    Step("gpt/fsdp.py", "gpt/tensor_parallel.py", 46),
+    Step("gpt/fsdp.py", "gpt/pipeline_parallel.py", 113),
+    Step("gpt/pipeline_parallel.py", "gpt/three_d.py", 44),
+    Step("gpt/fsdp.py", "gpt/context_parallel.py", 70),
+    Step("gpt/fsdp.py", "gpt/moe.py", 68),
+    Step("gpt/moe.py", "gpt/expert_parallel.py", 76),
+    Step("gpt/fsdp.py", "gpt/muon.py", 60),
+    Step("gpt/pretrain.py", "gpt/slow_network.py", 15),
+    Step("gpt/fsdp.py", "gpt/local_sgd.py", 50),
 ]
 STAGES = [STEPS[0].base, *(step.file for step in STEPS)]
 ALL = STEPS + JOB_STEPS + RECIPES + LATER_RECIPES + BY_HAND + GPT
