@@ -55,6 +55,18 @@ def rotate(x):
     return rotated.type_as(x)
 
 
+def attention_mask(tokens, end_id):
+    """Returns which tokens each one attends to: of its own document, and not after it."""
+    documents = F.pad((tokens == end_id).cumsum(1), (1, -1))  # how many ended before
+
+    def attends(batch, head, query, key):  # numbers; the last two are positions
+        return (documents[batch, query] == documents[batch, key]) & (query >= key)
+
+    batch_size, time = tokens.shape
+    create = torch.compile(create_block_mask) if tokens.is_cuda else create_mask
+    return create(attends, batch_size, None, time, time, tokens.device)
+
+
 class Attention(nn.Module):
     """Causal self-attention with grouped queries, from and to shape (batch, time, n_embd)."""
 
@@ -152,20 +164,9 @@ class GPT(nn.Module):
             mesh, placements = parameter.device_mesh, parameter.placements
             parameter.copy_(distribute_tensor(matrix, mesh, placements, src_data_rank=None))
 
-    def _attention_mask(self, tokens):
-        """Returns which tokens each one attends to: of its own document, and not after it."""
-        documents = F.pad((tokens == self.end_id).cumsum(1), (1, -1))  # how many ended before
-
-        def attends(batch, head, query, key):  # numbers; the last two are positions
-            return (documents[batch, query] == documents[batch, key]) & (query >= key)
-
-        batch_size, time = tokens.shape
-        create = create_block_mask if tokens.is_cuda else create_mask  # a CPU trains with no other
-        return create(attends, batch_size, None, time, time, tokens.device)
-
     def forward(self, tokens):
         x = self.model["embed_tokens"](tokens)
-        mask = self._attention_mask(tokens)
+        mask = attention_mask(tokens, self.end_id)
         for block in self.model["layers"]:
             if self.recompute:
                 x = checkpoint(block, x, mask, use_reentrant=False)
@@ -687,7 +688,7 @@ def main(args):
     model.init_weights(args.seed)
     if device.type == "cuda":
         for block in model.model["layers"]:
-            block.self_attn.compile()  # without it, FlexAttention keeps the scores of all pairs
+            block.self_attn.compile()  # else FlexAttention would keep the scores of all pairs
     if args.compile:
         torch.set_float32_matmul_precision("high")  # TF32 for products of float32 matrices
         for block in model.model["layers"]:  # equal blocks share one compilation
