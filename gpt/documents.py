@@ -33,6 +33,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.attention.flex_attention import create_block_mask, create_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, DistributedSampler, Subset
 from tqdm import tqdm
@@ -54,6 +55,18 @@ def rotate(x):
     return rotated.type_as(x)
 
 
+def attention_mask(tokens, end_id):
+    """Returns which tokens each one attends to: of its own document, and not after it."""
+    documents = F.pad((tokens == end_id).cumsum(1), (1, -1))  # how many ended before
+
+    def attends(batch, head, query, key):  # numbers; the last two are positions
+        return (documents[batch, query] == documents[batch, key]) & (query >= key)
+
+    batch_size, time = tokens.shape
+    create = torch.compile(create_block_mask) if tokens.is_cuda else create_mask
+    return create(attends, batch_size, None, time, time, tokens.device)
+
+
 class Attention(nn.Module):
     """Causal self-attention with grouped queries, from and to shape (batch, time, n_embd)."""
 
@@ -73,9 +86,10 @@ class Attention(nn.Module):
         v = self.v_proj(x).unflatten(2, heads).transpose(1, 2)
         q = rotate(q)
         k = rotate(k)
-        k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)  # a GPU's kernel with a mask needs
-        v = v.repeat_interleave(q.shape[1] // v.shape[1], 1)  # as many heads as those of queries
-        attention = F.scaled_dot_product_attention(q, k, v, mask)
+        if torch.is_tensor(mask):
+            attention = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
+        else:  # a BlockMask
+            attention = flex_attention(q, k, v, block_mask=mask, enable_gqa=True)
         return self.o_proj(attention.transpose(1, 2).flatten(2))
 
 
@@ -152,9 +166,7 @@ class GPT(nn.Module):
 
     def forward(self, tokens):
         x = self.model["embed_tokens"](tokens)
-        documents = F.pad((tokens == self.end_id).cumsum(1), (1, -1))  # how many ended before
-        same = documents[:, None, :, None] == documents[:, None, None, :]
-        mask = torch.where(same.tril(), 0.0, -math.inf).to(x.dtype)  # (batch, 1, time, time)
+        mask = attention_mask(tokens, self.end_id)
         for block in self.model["layers"]:
             if self.recompute:
                 x = checkpoint(block, x, mask, use_reentrant=False)
@@ -411,11 +423,11 @@ class Trainer:
         self.train_loader.sampler.set_position(epoch, self.samples_run)
         torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
         for inputs, targets in self.train_loader:
-            targets = targets.masked_fill(inputs == self.end_id, IGNORED)  # the next document's
             samples_seen = epoch * len(self.train_loader.dataset) + self.samples_run
             self.rng.manual_seed(self.args.seed + samples_seen + dist.get_rank())
             inputs = inputs.to(self.device, non_blocking=True)
             targets = targets.to(self.device, non_blocking=True)
+            targets = targets.masked_fill(inputs == self.end_id, IGNORED)  # the next document's
             self._run_batch(inputs, targets)
             self.steps += 1
             if self._steps_done() % self.args.log_every_steps == 0 and self.recent_samples > 0:
@@ -593,6 +605,8 @@ def parse_args():
         parser.error("the model's sizes must be 1 or more, and --n_head divide --n_embd")
     if args.n_kv_head < 1 or args.n_head % args.n_kv_head or args.n_embd // args.n_head % 2:
         parser.error("--n_kv_head must divide --n_head, and --n_embd / --n_head be even")
+    if torch.cuda.is_available() and args.n_embd // args.n_head < 16:
+        parser.error("--n_embd / --n_head must be 16 or more for FlexAttention, on GPUs")
     if not 0 < args.learning_rate < math.inf:
         parser.error("--learning_rate must be more than 0")
     if args.generate < 0:
@@ -672,6 +686,9 @@ def main(args):
     fully_shard(model, **fsdp_config)
     model.to_empty(device=device)  # memory for this rank's shards
     model.init_weights(args.seed)
+    if device.type == "cuda":
+        for block in model.model["layers"]:
+            block.self_attn.compile()  # else FlexAttention would keep the scores of all pairs
     if args.compile:
         torch.set_float32_matmul_precision("high")  # TF32 for products of float32 matrices
         for block in model.model["layers"]:  # equal blocks share one compilation

@@ -77,7 +77,6 @@ ALLOWED = {  # values that are none of these mistakes
     "--num_workers": ["0"],
     "--outer_momentum": ["0"],
     "--end_token": ["no/such/path"],
-    "--frozen_layers": ["0"],
     "--generate": ["0"],
 }
 # What the number of ranks decides, or a connection or a file that main opens first of all.
@@ -86,6 +85,7 @@ CHECKED_BY_MAIN = {
     "recipes/regroup.py": ["--coordinator"],
     "gpt/hsdp.py": ["--shard_size"],
     "gpt/documents.py": ["--end_token"],
+    "gpt/finetune_chat.py": ["--frozen_layers"],
     "gpt/prepare_tokens.py": ["--tokenizer", "folder"],
 }
 

@@ -66,10 +66,10 @@ GPT = [
     Step("gpt/accumulate.py", "gpt/async_save.py", 44),
     Step("gpt/async_save.py", "gpt/tokens.py", 87),
     Step("gpt/tokens.py", "gpt/llama.py", 99),
-    Step("gpt/llama.py", "gpt/documents.py", 43),
+    Step("gpt/llama.py", "gpt/documents.py", 56),
     Step("gpt/llama.py", "gpt/chunked_loss.py", 30),
-    Step("gpt/fsdp.py", "gpt/finetune.py", 211),  # 103 of them are the GPT, which goes
-    Step("gpt/finetune.py", "gpt/finetune_chat.py", 74),
+    Step("gpt/accumulate.py", "gpt/finetune.py", 211),  # 103 of them are the GPT, which goes
+    Step("gpt/finetune.py", "gpt/finetune_chat.py", 79),
     Step("gpt/fsdp.py", "gpt/hsdp.py", 17),
     Step("gpt/fsdp.py", "gpt/tensor_parallel.py", 46),
     Step("gpt/fsdp.py", "gpt/pipeline_parallel.py", 113),
