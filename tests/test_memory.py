@@ -15,7 +15,7 @@ from bench import memory, memory_peaks
 from gpt.pretrain import GPT
 
 SAMPLES, CONTEXT, N_EMBD = 8, 64, 384
-OPTIONS = {"pretrain": {}, "fsdp": {}, "llama": {"n_kv_head": 1}, "documents": {"n_kv_head": 4}}
+OPTIONS = {"pretrain": {}, "fsdp": {}, "llama": {"n_kv_head": 1}, "documents": {"n_kv_head": 1}}
 OPTIONS["moe"] = {"n_experts": 4, "top_k": 2}
 
 
