@@ -62,6 +62,17 @@ def test_weight_without_a_gradient(tmp_path):
     assert "without a gradient: blocks.0.unused.weight blocks.0.unused.bias\n" in result.stdout
 
 
+@pytest.mark.long
+def test_another_torch():
+    """Without the private parts that a pipeline needs, all else is tried as before."""
+    code = "from torch.distributed.pipelining import _utils; del _utils._derive_grad_metas\n"
+    code += "import tools.dry_run; tools.dry_run.main()"
+    for name, status in (("multinode.py", 0), ("gpt/pipeline_parallel.py --pp_size 2", 1)):
+        result = run(sys.executable, "-c", code, "8", *name.split())
+        assert result.returncode == status, result.stderr
+    assert "cannot import name '_derive_grad_metas'" in result.stderr
+
+
 MISTAKES = [  # the first two are tried at each push
     ("8 nosuch.py", "there is no file nosuch.py"),
     (f"8 gpt/fsdp.py --seed {TOO_LARGE}", r"gpt/fsdp.py fails at `torch.manual_seed\(.*Overflow"),
