@@ -68,7 +68,7 @@ GPT = [
     Step("gpt/fsdp.py", "gpt/tensor_parallel.py", 46),
     Step("gpt/fsdp.py", "gpt/context_parallel.py", 70),
     Step("gpt/async_save.py", "gpt/tokens.py", 87),
-    Step("gpt/tokens.py", "gpt/llama.py", 99),
+    Step("gpt/tokens.py", "gpt/llama.py", 112),
     Step("gpt/llama.py", "gpt/documents.py", 43),
     Step("gpt/llama.py", "gpt/chunked_loss.py", 30),
     Step("gpt/pretrain.py", "gpt/slow_network.py", 15),
