@@ -71,6 +71,7 @@ GPT = [
     Step("gpt/tokens.py", "gpt/llama.py", 112),
     Step("gpt/llama.py", "gpt/documents.py", 43),
     Step("gpt/llama.py", "gpt/chunked_loss.py", 30),
+    Step("gpt/llama.py", "gpt/llama_tensor_parallel.py", 66),
     Step("gpt/pretrain.py", "gpt/slow_network.py", 15),
     Step("gpt/fsdp.py", "gpt/pipeline_parallel.py", 113),
     Step("gpt/pipeline_parallel.py", "gpt/three_d.py", 44),
