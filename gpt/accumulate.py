@@ -289,13 +289,14 @@ class Trainer:
     def _log_steps(self):
         """Logs the mean loss since the last such line, and how the latest step went."""
         dist.all_reduce(self.recent_loss)  # the sum over all ranks
-        loss = f"loss {self.recent_loss.item() / self.recent_samples:.4g}"
-        norm = f"grad norm {self.grad_norm.item():.3g}"  # as it was before it was clipped
-        rate = f"lr {self.optimizer.param_groups[0]['lr']:.3g}"
+        loss = self.recent_loss.item() / self.recent_samples
+        norm = self.grad_norm.item()
+        rate = self.optimizer.param_groups[0]["lr"]
+        numbers = f"loss {loss:.4g} | grad norm {norm:.3g} | lr {rate:.3g}"
         speed = self._throughput(self.tokens - self.tokens_before, self.time_before)
         if self.device.type == "cuda":
             speed += f" | peak memory {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB"
-        self._log(f"step {self._steps_done()} | {loss} | {norm} | {rate} | {speed}")
+        self._log(f"step {self._steps_done()} | {numbers} | {speed}")
         self.recent_loss.zero_()
         self.recent_samples = 0
         self._restart_clock()

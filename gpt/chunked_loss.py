@@ -374,13 +374,14 @@ class Trainer:
     def _log_steps(self):
         """Logs the mean loss since the last such line, and how the latest step went."""
         dist.all_reduce(self.recent_loss)  # the sum over all ranks
-        loss = f"loss {self.recent_loss.item() / self.recent_samples:.4g}"
-        norm = f"grad norm {self.grad_norm.item():.3g}"  # as it was before it was clipped
-        rate = f"lr {self.optimizer.param_groups[0]['lr']:.3g}"
+        loss = self.recent_loss.item() / self.recent_samples
+        norm = self.grad_norm.item()
+        rate = self.optimizer.param_groups[0]["lr"]
+        numbers = f"loss {loss:.4g} | grad norm {norm:.3g} | lr {rate:.3g}"
         speed = self._throughput(self.tokens - self.tokens_before, self.time_before)
         if self.device.type == "cuda":
             speed += f" | peak memory {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB"
-        self._log(f"step {self._steps_done()} | {loss} | {norm} | {rate} | {speed}")
+        self._log(f"step {self._steps_done()} | {numbers} | {speed}")
         self.recent_loss.zero_()
         self.recent_samples = 0
         self._restart_clock()
@@ -466,7 +467,8 @@ class Trainer:
             sys.exit("cannot save: the loss or a weight is nan or inf; lower the learning rate?")
         if self.is_main:
             for folder in set(Path(self.args.snapshot_path).glob(SNAPSHOT_NAMES)) - {self.snapshot}:
-                shutil.rmtree(folder)  # an older one, or one that a kill has cut short
+                if not self._is_kept(folder):
+                    shutil.rmtree(folder)  # an older one, or one that a kill has cut short
         name = f"epoch_{self.epochs_run:04}_sample_{self.samples_run:012}"
         path = Path(self.args.snapshot_path, name)
         self.pending_save = dcp.async_save(
@@ -479,6 +481,13 @@ class Trainer:
         trained = f"epoch {self.epochs_run} + {self.samples_run} samples"
         self._log(f"{trained} | loss {self.loss:.4g} | saving {path}")
         self._restart_clock()
+
+    def _is_kept(self, folder):
+        """Returns whether it was saved after a multiple of `keep_every_steps` of an epoch."""
+        samples = int(folder.name.rpartition("_")[2])
+        step_size = self.train_loader.batch_size * dist.get_world_size()
+        keep_every = self.args.keep_every_steps * step_size
+        return keep_every > 0 and samples > 0 and samples % keep_every == 0
 
     def _state_dict(self):
         """Returns what a snapshot holds, with the tensors in use, not copies of them."""
@@ -555,6 +564,7 @@ def parse_args():
     parser.add_argument("total_epochs", nargs="?", type=int, default=50)
     parser.add_argument("save_every", nargs="?", type=int, default=10, help="epochs per snapshot")
     parser.add_argument("--save_every_steps", type=int, default=100, help="steps per snapshot")
+    parser.add_argument("--keep_every_steps", type=int, default=0, help="to go back to; 0: none")
     parser.add_argument("--log_every_steps", type=int, default=10, help="steps per line in the log")
     parser.add_argument("--skip_steps", type=int, nargs="*", default=[], help="if a loss was nan")
     parser.add_argument("--eval_every_steps", type=int, default=1000, help="steps per evaluation")
@@ -577,7 +587,7 @@ def parse_args():
     parser.add_argument("--recompute", action="store_true", help="activations: saves memory")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--peak_tflops", type=float, help="of a device, to log the MFU")
-    parser.add_argument("--generate", type=int, default=100, help="tokens at the end, 0 for none")
+    parser.add_argument("--generate", type=int, default=0, help="tokens at the end")
     parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
     parser.add_argument("--snapshot_path", default="snapshot", help="a folder")
     parser.add_argument("--seed", type=int, default=0)

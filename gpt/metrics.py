@@ -255,10 +255,11 @@ class Trainer:
     def _log_steps(self):
         """Logs the mean loss since the last such line, and how the latest step went."""
         dist.all_reduce(self.recent_loss)  # the sum over all ranks
-        loss = f"loss {self.recent_loss.item() / self.recent_samples:.4g}"
-        norm = f"grad norm {self.grad_norm.item():.3g}"  # as it was before it was clipped
-        rate = f"lr {self.optimizer.param_groups[0]['lr']:.3g}"
-        self._log(f"step {self._steps_done()} | {loss} | {norm} | {rate}")
+        loss = self.recent_loss.item() / self.recent_samples
+        norm = self.grad_norm.item()
+        rate = self.optimizer.param_groups[0]["lr"]
+        numbers = f"loss {loss:.4g} | grad norm {norm:.3g} | lr {rate:.3g}"
+        self._log(f"step {self._steps_done()} | {numbers}")
         self.recent_loss.zero_()
         self.recent_samples = 0
 

@@ -375,6 +375,20 @@ def test_killed_while_it_saves(shell, name):
     assert equal_snapshots(one, other)
 
 
+def test_kept_snapshots(shell):
+    """One of them, with those after it deleted, leads to the same end."""
+    options = "--save_every_steps 5 --keep_every_steps 10"
+    ends = []
+    for _ in range(2):
+        start(shell, "async_save.py", "s", 2, options=options).succeeds()
+        folders = sorted((shell.folder / "s").iterdir())
+        assert [path.name[-3:] for path in folders] == ["120", "240", "000"]
+        ends.append(load_gpt(shell.folder / "s"))
+        shutil.rmtree(folders[1])
+        shutil.rmtree(folders[2])
+    assert equal_snapshots(*ends)
+
+
 # The data of the first snapshot is written three steps later.
 WRITE_LATE = """
 from torch.distributed.checkpoint import FileSystemWriter
@@ -445,7 +459,11 @@ BY_THREE = "--n_head 3 --n_embd 33 --context 9"
     ("nodes", "command", "message"),
     [
         ("a", "gpt.py --context 99999999", "has less than one chunk of 99999999 bytes: add text"),
-        ("a", "schedule.py --val_tokens 99999999", "has 0 chunks, and 73324 for validation: add text"),
+        (
+            "a",
+            "schedule.py --val_tokens 99999999",
+            "0 chunks, and 73324 for validation: add text",
+        ),
         ("aa", "hsdp.py --shard_size 3", "--shard_size 3 does not divide 2 ranks"),
         ("aabc", "hsdp.py", "unequal size: set --shard_size, which is [2, 2, 1, 1] by default"),
         ("aabc", "local_sgd.py", "unequal size: start as many ranks on each, not [2, 2, 1, 1]"),

@@ -70,6 +70,7 @@ STAGES = {
     "recipes/tensorboard_logging": MULTINODE,
     "by_hand/ddp": Stage(f"{SEVERAL} gpus device restart", TORCHRUN, own_weights=True),
     "gpt/schedule": FSDP._replace(checks=DDP),
+    "gpt/metrics": FSDP._replace(checks=DDP),
     "gpt/pretrain": FSDP._replace(checks=DDP),
     "gpt/dcp": FSDP._replace(checks=WHOLE),
     "gpt/fsdp": FSDP,
