@@ -485,7 +485,7 @@ class Trainer:
     def _is_kept(self, folder):
         """Returns whether it was saved after a multiple of `keep_every_steps` of an epoch."""
         samples = int(folder.name.rpartition("_")[2])
-        step_size = self.train_loader.batch_size * dist.get_world_size()
+        step_size = self.train_loader.batch_size * self.train_loader.sampler.num_replicas
         keep_every = self.args.keep_every_steps * step_size
         return keep_every > 0 and samples > 0 and samples % keep_every == 0
 
