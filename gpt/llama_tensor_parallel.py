@@ -169,7 +169,7 @@ class GPT(nn.Module):
             parameter.copy_(distribute_tensor(matrix, mesh, placements, src_data_rank=None))
 
     def forward(self, tokens):
-        x = self.model["embed_tokens"](tokens)
+        x = self.model["embed_tokens"](tokens).clone()  # waits: --compile needs a plain tensor
         for block in self.model["layers"]:
             x = checkpoint(block, x, use_reentrant=False) if self.recompute else block(x)
         logits = self.lm_head(self.model["norm"](x))

@@ -206,12 +206,13 @@ def print_count(self, inputs, targets):
 """
 
 
-@pytest.mark.parametrize(
-    "name", ["fsdp.py", *long("pretrain.py", "tensor_parallel.py", "context_parallel.py")]
-)
+COMPILED = ["pretrain.py", "tensor_parallel.py", "context_parallel.py", "llama_tensor_parallel.py"]
+
+
+@pytest.mark.parametrize("name", ["fsdp.py", *long(*COMPILED)])
 def test_compiled(shell, name):
     """Two graphs in all: one of all blocks, which are larger than DDP's buckets, and the loss."""
-    options = "--compile --n_layer 4 --n_embd 256 --eval_every_steps 1000"
+    options = f"{SHAPES.get(name, '')} --compile --n_layer 4 --n_embd 256 --eval_every_steps 1000"
     ranks, option = LAYOUTS.get(name, [(2, "")])[-1]
     job = start(shell, name, "compiled", ranks, COUNT_GRAPHS, f"{options} {option}", steps=3)
     found = re.findall(r"\d+ graphs, breaks: .*", job.succeeds())
