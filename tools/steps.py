@@ -68,11 +68,11 @@ GPT = [
     Step("gpt/tokens.py", "gpt/llama.py", 112),
     Step("gpt/llama.py", "gpt/documents.py", 43),
     Step("gpt/llama.py", "gpt/chunked_loss.py", 30),
-    Step("gpt/llama.py", "gpt/llama_tensor_parallel.py", 67),
     Step("gpt/fsdp.py", "gpt/finetune.py", 211),  # 103 of them are the GPT, which goes
     Step("gpt/finetune.py", "gpt/finetune_chat.py", 74),
     Step("gpt/fsdp.py", "gpt/hsdp.py", 17),
     Step("gpt/fsdp.py", "gpt/tensor_parallel.py", 46),
+    Step("gpt/llama.py", "gpt/llama_tensor_parallel.py", 67),
     Step("gpt/fsdp.py", "gpt/pipeline_parallel.py", 113),
     Step("gpt/pipeline_parallel.py", "gpt/three_d.py", 44),
     Step("gpt/fsdp.py", "gpt/context_parallel.py", 70),
