@@ -484,10 +484,11 @@ class Trainer:
 
     def _is_kept(self, folder):
         """Returns whether it was saved after a multiple of `keep_every_steps` of an epoch."""
+        if self.args.keep_every_steps is None:
+            return False
         samples = int(folder.name.rpartition("_")[2])
         step_size = self.train_loader.batch_size * self.train_loader.sampler.num_replicas
-        keep_every = self.args.keep_every_steps * step_size
-        return keep_every > 0 and samples > 0 and samples % keep_every == 0
+        return samples > 0 and samples % (self.args.keep_every_steps * step_size) == 0
 
     def _state_dict(self):
         """Returns what a snapshot holds, with the tensors in use, not copies of them."""
@@ -564,7 +565,7 @@ def parse_args():
     parser.add_argument("total_epochs", nargs="?", type=int, default=50)
     parser.add_argument("save_every", nargs="?", type=int, default=10, help="epochs per snapshot")
     parser.add_argument("--save_every_steps", type=int, default=100, help="steps per snapshot")
-    parser.add_argument("--keep_every_steps", type=int, default=0, help="to go back to; 0: none")
+    parser.add_argument("--keep_every_steps", type=int, help="snapshots to go back to")
     parser.add_argument("--log_every_steps", type=int, default=10, help="steps per line in the log")
     parser.add_argument("--skip_steps", type=int, nargs="*", default=[], help="if a loss was nan")
     parser.add_argument("--eval_every_steps", type=int, default=1000, help="steps per evaluation")
@@ -596,6 +597,8 @@ def parse_args():
         parser.error("start this script with torchrun, as its first lines show")
     if min(args.total_epochs, args.save_every, args.batch_size) < 1 or args.num_workers < 0:
         parser.error("epochs and batch size must be 1 or more, --num_workers 0 or more")
+    if args.keep_every_steps is not None and args.keep_every_steps < 1:
+        parser.error("--keep_every_steps must be 1 or more")
     if min(args.save_every_steps, args.micro_batch_size) < 1:
         parser.error("--save_every_steps and --micro_batch_size must be 1 or more")
     if min(args.n_layer, args.n_head, args.n_embd, args.context) < 1 or args.n_embd % args.n_head:
@@ -612,8 +615,10 @@ def parse_args():
         parser.error("--learning_rate must be more than 0")
     if args.generate < 0:
         parser.error("--generate must be 0 or more")
-    if min(args.log_every_steps, args.eval_every_steps) < 1 or args.val_tokens < args.context:
-        parser.error("--..._every_steps must be 1 or more, --val_tokens at least --context")
+    if min(args.log_every_steps, args.eval_every_steps, *args.skip_steps) < 1:
+        parser.error("--log_every_steps, --eval_every_steps and --skip_steps must be 1 or more")
+    if args.val_tokens < args.context:
+        parser.error("--val_tokens must be at least --context")
     if args.warmup_steps is not None and args.warmup_steps < 1:
         parser.error("--warmup_steps must be 1 or more")
     if args.peak_tflops is not None and not 0 < args.peak_tflops < math.inf:

@@ -33,6 +33,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.attention.flex_attention import create_block_mask, create_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, DistributedSampler, Subset
 from tqdm import tqdm
@@ -52,6 +53,18 @@ def rotate(x, theta):
     first, second = x.chunk(2, dim=3)  # a pair is one channel of each half
     rotated = torch.cat([first * cos - second * sin, first * sin + second * cos], 3)
     return rotated.type_as(x)
+
+
+def attention_mask(tokens, end_id):
+    """Returns which tokens each one attends to: of its own document, and not after it."""
+    documents = F.pad((tokens == end_id).cumsum(1), (1, -1))  # how many ended before
+
+    def attends(batch, head, query, key):  # numbers; the last two are positions
+        return (documents[batch, query] == documents[batch, key]) & (query >= key)
+
+    batch_size, time = tokens.shape
+    create = torch.compile(create_block_mask) if tokens.is_cuda else create_mask
+    return create(attends, batch_size, None, time, time, tokens.device)
 
 
 class Attention(nn.Module):
@@ -74,9 +87,10 @@ class Attention(nn.Module):
         v = self.v_proj(x).unflatten(2, heads).transpose(1, 2)
         q = rotate(q, self.rope_theta)
         k = rotate(k, self.rope_theta)
-        k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)  # a GPU's kernel with a mask needs
-        v = v.repeat_interleave(q.shape[1] // v.shape[1], 1)  # as many heads as those of queries
-        attention = F.scaled_dot_product_attention(q, k, v, mask)
+        if torch.is_tensor(mask):
+            attention = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
+        else:  # a BlockMask
+            attention = flex_attention(q, k, v, block_mask=mask, enable_gqa=True)
         return self.o_proj(attention.transpose(1, 2).flatten(2))
 
 
@@ -156,9 +170,7 @@ class GPT(nn.Module):
 
     def forward(self, tokens):
         x = self.model["embed_tokens"](tokens)
-        documents = F.pad((tokens == self.end_id).cumsum(1), (1, -1))  # how many ended before
-        same = documents[:, None, :, None] == documents[:, None, None, :]
-        mask = torch.where(same.tril(), 0.0, -math.inf).to(x.dtype)  # (batch, 1, time, time)
+        mask = attention_mask(tokens, self.end_id)
         for block in self.model["layers"]:
             if self.recompute:
                 x = checkpoint(block, x, mask, use_reentrant=False)
@@ -415,11 +427,11 @@ class Trainer:
         self.train_loader.sampler.set_position(epoch, self.samples_run)
         torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
         for inputs, targets in self.train_loader:
-            targets = targets.masked_fill(inputs == self.end_id, IGNORED)  # the next document's
             samples_seen = epoch * len(self.train_loader.dataset) + self.samples_run
             self.rng.manual_seed(self.args.seed + samples_seen + dist.get_rank())
             inputs = inputs.to(self.device, non_blocking=True)
             targets = targets.to(self.device, non_blocking=True)
+            targets = targets.masked_fill(inputs == self.end_id, IGNORED)  # the next document's
             self._run_batch(inputs, targets)
             self.steps += 1
             if self._steps_done() % self.args.log_every_steps == 0 and self.recent_samples > 0:
@@ -480,10 +492,11 @@ class Trainer:
 
     def _is_kept(self, folder):
         """Returns whether it was saved after a multiple of `keep_every_steps` of an epoch."""
+        if self.args.keep_every_steps is None:
+            return False
         samples = int(folder.name.rpartition("_")[2])
         step_size = self.train_loader.batch_size * self.train_loader.sampler.num_replicas
-        keep_every = self.args.keep_every_steps * step_size
-        return keep_every > 0 and samples > 0 and samples % keep_every == 0
+        return samples > 0 and samples % (self.args.keep_every_steps * step_size) == 0
 
     def _state_dict(self):
         """Returns what a snapshot holds, with the tensors in use, not copies of them."""
@@ -560,7 +573,7 @@ def parse_args():
     parser.add_argument("total_epochs", nargs="?", type=int, default=50)
     parser.add_argument("save_every", nargs="?", type=int, default=10, help="epochs per snapshot")
     parser.add_argument("--save_every_steps", type=int, default=100, help="steps per snapshot")
-    parser.add_argument("--keep_every_steps", type=int, default=0, help="to go back to; 0: none")
+    parser.add_argument("--keep_every_steps", type=int, help="snapshots to go back to")
     parser.add_argument("--log_every_steps", type=int, default=10, help="steps per line in the log")
     parser.add_argument("--skip_steps", type=int, nargs="*", default=[], help="if a loss was nan")
     parser.add_argument("--eval_every_steps", type=int, default=1000, help="steps per evaluation")
@@ -592,6 +605,8 @@ def parse_args():
         parser.error("start this script with torchrun, as its first lines show")
     if min(args.total_epochs, args.save_every, args.batch_size) < 1 or args.num_workers < 0:
         parser.error("epochs and batch size must be 1 or more, --num_workers 0 or more")
+    if args.keep_every_steps is not None and args.keep_every_steps < 1:
+        parser.error("--keep_every_steps must be 1 or more")
     if min(args.save_every_steps, args.micro_batch_size) < 1:
         parser.error("--save_every_steps and --micro_batch_size must be 1 or more")
     if min(args.n_layer, args.n_head, args.n_embd, args.context) < 1 or args.n_embd % args.n_head:
@@ -602,12 +617,16 @@ def parse_args():
         args.n_hidden = math.ceil(args.n_embd * 8 / 3 / 128) * 128
     if args.n_hidden < 1 or not 0 < args.rope_theta < math.inf or not 0 < args.norm_eps < math.inf:
         parser.error("--n_hidden must be 1 or more, --rope_theta and --norm_eps more than 0")
+    if torch.cuda.is_available() and args.n_embd // args.n_head < 16:
+        parser.error("--n_embd / --n_head must be 16 or more for FlexAttention, on GPUs")
     if not 0 < args.learning_rate < math.inf:
         parser.error("--learning_rate must be more than 0")
     if args.generate < 0:
         parser.error("--generate must be 0 or more")
-    if min(args.log_every_steps, args.eval_every_steps) < 1 or args.val_tokens < args.context:
-        parser.error("--..._every_steps must be 1 or more, --val_tokens at least --context")
+    if min(args.log_every_steps, args.eval_every_steps, *args.skip_steps) < 1:
+        parser.error("--log_every_steps, --eval_every_steps and --skip_steps must be 1 or more")
+    if args.val_tokens < args.context:
+        parser.error("--val_tokens must be at least --context")
     if args.warmup_steps is not None and args.warmup_steps < 1:
         parser.error("--warmup_steps must be 1 or more")
     if args.peak_tflops is not None and not 0 < args.peak_tflops < math.inf:
@@ -680,6 +699,9 @@ def main(args):
     fully_shard(model, **fsdp_config)
     model.to_empty(device=device)  # memory for this rank's shards
     model.init_weights(args.seed)
+    if device.type == "cuda":
+        for block in model.model["layers"]:
+            block.self_attn.compile()  # else FlexAttention would keep the scores of all pairs
     if args.compile:
         torch.set_float32_matmul_precision("high")  # TF32 for products of float32 matrices
         for block in model.model["layers"]:  # equal blocks share one compilation

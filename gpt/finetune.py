@@ -189,8 +189,15 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = self._learning_rate()
         self.optimizer.zero_grad()
-        loss = self.loss_fn(self.model(inputs, use_cache=False).logits, targets)
-        loss.backward()
+        loss = torch.zeros((), device=self.device)  # of the batch
+        for start in range(0, len(inputs), self.args.micro_batch_size):
+            end = start + self.args.micro_batch_size
+            micro_inputs = inputs[start:end]
+            logits = self.model(micro_inputs, use_cache=False).logits
+            micro_loss = self.loss_fn(logits, targets[start:end])
+            micro_loss = micro_loss * len(micro_inputs) / len(inputs)  # a share of the batch's mean
+            micro_loss.backward()  # adds to this rank's shards
+            loss += micro_loss.detach()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.grad_norm = norm.full_tensor()  # each rank has a part of its square
         bad_step = torch.where(self.grad_norm.isfinite(), math.inf, step)  # waits for no GPU
@@ -381,6 +388,7 @@ def parse_args():
     parser.add_argument("--eval_every_steps", type=int, default=1000, help="steps per evaluation")
     parser.add_argument("--val_tokens", type=int, default=65536, help="the ends of the files")
     parser.add_argument("--batch_size", type=int, default=32, help="per device")
+    parser.add_argument("--micro_batch_size", type=int, default=32, help="samples at a time")
     stdlib_files = sorted(Path(os.__file__).parent.glob("*.py"))
     parser.add_argument("--text", nargs="+", type=Path, default=stdlib_files, metavar="FILE")
     parser.add_argument("--model", type=Path, default="model", help="a folder with safetensors")
@@ -399,14 +407,16 @@ def parse_args():
         parser.error("start this script with torchrun, as its first lines show")
     if min(args.total_epochs, args.save_every, args.batch_size) < 1 or args.num_workers < 0:
         parser.error("epochs and batch size must be 1 or more, --num_workers 0 or more")
-    if args.save_every_steps < 1:
-        parser.error("--save_every_steps must be 1 or more")
+    if min(args.save_every_steps, args.micro_batch_size) < 1:
+        parser.error("--save_every_steps and --micro_batch_size must be 1 or more")
     if args.context < 1:
         parser.error("--context must be 1 or more")
     if not 0 < args.learning_rate < math.inf:
         parser.error("--learning_rate must be more than 0")
-    if min(args.log_every_steps, args.eval_every_steps) < 1 or args.val_tokens < args.context:
-        parser.error("--..._every_steps must be 1 or more, --val_tokens at least --context")
+    if min(args.log_every_steps, args.eval_every_steps, *args.skip_steps) < 1:
+        parser.error("--log_every_steps, --eval_every_steps and --skip_steps must be 1 or more")
+    if args.val_tokens < args.context:
+        parser.error("--val_tokens must be at least --context")
     if args.warmup_steps is not None and args.warmup_steps < 1:
         parser.error("--warmup_steps must be 1 or more")
     if args.peak_tflops is not None and not 0 < args.peak_tflops < math.inf:
@@ -475,9 +485,8 @@ def export(model, tokenizer, args):
     if dist.get_rank() == 0:
         model.save_pretrained(args.export_path, state_dict=weights, max_shard_size="5GB")
         tokenizer.save_pretrained(args.export_path)
-        generation_config = args.model / "generation_config.json"  # has the tokens that end a text
-        if generation_config.is_file():
-            shutil.copy(generation_config, args.export_path)
+        with contextlib.suppress(FileNotFoundError):  # the file has the tokens that end a text
+            shutil.copy(args.model / "generation_config.json", args.export_path)
         print(f"exported to {args.export_path}")
 
 
@@ -551,7 +560,7 @@ def main(args):
         pin_memory=device.type == "cuda",
     )
     val_sampler = DistributedSampler(val_set, shuffle=False, drop_last=True)  # none comes twice
-    val_loader = DataLoader(val_set, args.batch_size, sampler=val_sampler)
+    val_loader = DataLoader(val_set, args.micro_batch_size, sampler=val_sampler)
     Trainer(model, train_loader, val_loader, loss_fn, optimizer, device, args).train()
     export(model, tokenizer, args)
     time.sleep(0.1)  # gloo may abort at exit without it (see pytorch#190489, the comments)

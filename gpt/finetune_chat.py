@@ -1,4 +1,4 @@
-"""Finetune a chat model of Hugging Face, with the same command on each node (HOST is one):
+"""Finetune a model of Hugging Face with FSDP, with the same command on each node (HOST is one):
 
     torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=HOST:29400 \
         gpt/finetune_chat.py 50 10 --model FOLDER --text FILE
@@ -83,11 +83,8 @@ class ChatDataset(Dataset):
 
 
 def next_token_loss(logits, targets):
-    """Returns the mean cross-entropy of the tokens that are not ignored, on all ranks together."""
-    num_tokens = (targets != IGNORED).sum()
-    dist.all_reduce(num_tokens)
-    loss_sum = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
-    return loss_sum * dist.get_world_size() / num_tokens.clamp(min=1)  # FSDP takes the mean
+    """Returns the sum of the cross-entropies of the tokens that are not ignored."""
+    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
 
 
 class ResumableSampler(DistributedSampler):
@@ -219,8 +216,17 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = self._learning_rate()
         self.optimizer.zero_grad()
-        loss = self.loss_fn(self.model(inputs, use_cache=False).logits, targets)
-        loss.backward()
+        num_tokens = (targets != IGNORED).sum()
+        dist.all_reduce(num_tokens)  # of all micro-batches of all ranks
+        loss = torch.zeros((), device=self.device)  # of the batch
+        for start in range(0, len(inputs), self.args.micro_batch_size):
+            end = start + self.args.micro_batch_size
+            micro_inputs = inputs[start:end]
+            logits = self.model(micro_inputs, use_cache=False).logits
+            micro_loss = self.loss_fn(logits, targets[start:end])
+            micro_loss *= dist.get_world_size() / num_tokens.clamp(min=1)  # FSDP takes the mean
+            micro_loss.backward()  # adds to this rank's shards
+            loss += micro_loss.detach()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.grad_norm = norm.full_tensor()  # each rank has a part of its square
         bad_step = torch.where(self.grad_norm.isfinite(), math.inf, step)  # waits for no GPU
@@ -253,12 +259,14 @@ class Trainer:
         """Logs the mean loss on the validation set, sharded over the ranks."""
         self.model.eval()
         total_loss = torch.zeros((), device=self.device)
+        num_tokens = torch.zeros((), device=self.device)
         for inputs, targets in self.val_loader:
             logits = self.model(inputs.to(self.device), use_cache=False).logits
-            loss = self.loss_fn(logits, targets.to(self.device))
-            total_loss += loss * len(inputs)
+            total_loss += self.loss_fn(logits, targets.to(self.device))
+            num_tokens += (targets != IGNORED).sum()
         dist.all_reduce(total_loss)
-        val_loss = total_loss.item() / (len(self.val_loader.sampler) * dist.get_world_size())
+        dist.all_reduce(num_tokens)
+        val_loss = total_loss.item() / max(1, num_tokens.item())
         self.model.train()
         self._log(f"val loss {val_loss:.4g}")
         self._restart_clock()
@@ -411,6 +419,7 @@ def parse_args():
     parser.add_argument("--eval_every_steps", type=int, default=1000, help="steps per evaluation")
     parser.add_argument("--val_tokens", type=int, default=65536, help="the ends of the files")
     parser.add_argument("--batch_size", type=int, default=32, help="per device")
+    parser.add_argument("--micro_batch_size", type=int, default=32, help="samples at a time")
     stdlib_files = sorted(Path(os.__file__).parent.glob("*.py"))
     parser.add_argument("--text", nargs="+", type=Path, default=stdlib_files, metavar="FILE")
     parser.add_argument("--model", type=Path, default="model", help="a folder with safetensors")
@@ -430,16 +439,16 @@ def parse_args():
         parser.error("start this script with torchrun, as its first lines show")
     if min(args.total_epochs, args.save_every, args.batch_size) < 1 or args.num_workers < 0:
         parser.error("epochs and batch size must be 1 or more, --num_workers 0 or more")
-    if args.save_every_steps < 1:
-        parser.error("--save_every_steps must be 1 or more")
+    if min(args.save_every_steps, args.micro_batch_size) < 1:
+        parser.error("--save_every_steps and --micro_batch_size must be 1 or more")
     if args.context < 1:
         parser.error("--context must be 1 or more")
-    if args.frozen_layers < 0:
-        parser.error("--frozen_layers must be 0 or more")
     if not 0 < args.learning_rate < math.inf:
         parser.error("--learning_rate must be more than 0")
-    if min(args.log_every_steps, args.eval_every_steps) < 1 or args.val_tokens < args.context:
-        parser.error("--..._every_steps must be 1 or more, --val_tokens at least --context")
+    if min(args.log_every_steps, args.eval_every_steps, *args.skip_steps) < 1:
+        parser.error("--log_every_steps, --eval_every_steps and --skip_steps must be 1 or more")
+    if args.val_tokens < args.context:
+        parser.error("--val_tokens must be at least --context")
     if args.warmup_steps is not None and args.warmup_steps < 1:
         parser.error("--warmup_steps must be 1 or more")
     if args.peak_tflops is not None and not 0 < args.peak_tflops < math.inf:
@@ -508,9 +517,8 @@ def export(model, tokenizer, args):
     if dist.get_rank() == 0:
         model.save_pretrained(args.export_path, state_dict=weights, max_shard_size="5GB")
         tokenizer.save_pretrained(args.export_path)
-        generation_config = args.model / "generation_config.json"  # has the tokens that end a text
-        if generation_config.is_file():
-            shutil.copy(generation_config, args.export_path)
+        with contextlib.suppress(FileNotFoundError):  # the file has the tokens that end a text
+            shutil.copy(args.model / "generation_config.json", args.export_path)
         print(f"exported to {args.export_path}")
 
 
@@ -554,8 +562,8 @@ def main(args):
     num_lost = sum(prompt_length > args.context for _, prompt_length in chats)
     if num_cut > 0 and dist.get_rank() == 0:
         print(f"{num_cut} chats are cut to --context, {num_lost} of them before the answer")
-    if args.frozen_layers >= config.num_hidden_layers:
-        sys.exit(f"--frozen_layers must be less than the {config.num_hidden_layers} of the model")
+    if not 0 <= args.frozen_layers < config.num_hidden_layers:
+        sys.exit(f"--frozen_layers must be 0 or more, and less than {config.num_hidden_layers}")
     if args.frozen_layers > 0:
         model.model.embed_tokens.requires_grad_(False)  # else backward() would run down to it
         model.model.layers[: args.frozen_layers].requires_grad_(False)
@@ -594,7 +602,7 @@ def main(args):
         pin_memory=device.type == "cuda",
     )
     val_sampler = DistributedSampler(val_set, shuffle=False, drop_last=True)  # none comes twice
-    val_loader = DataLoader(val_set, args.batch_size, sampler=val_sampler)
+    val_loader = DataLoader(val_set, args.micro_batch_size, sampler=val_sampler)
     Trainer(model, train_loader, val_loader, loss_fn, optimizer, device, args).train()
     export(model, tokenizer, args)
     time.sleep(0.1)  # gloo may abort at exit without it (see pytorch#190489, the comments)

@@ -515,8 +515,10 @@ def parse_args():
         parser.error("--learning_rate must be more than 0")
     if args.generate < 0:
         parser.error("--generate must be 0 or more")
-    if min(args.log_every_steps, args.eval_every_steps) < 1 or args.val_tokens < args.context:
-        parser.error("--..._every_steps must be 1 or more, --val_tokens at least --context")
+    if min(args.log_every_steps, args.eval_every_steps, *args.skip_steps) < 1:
+        parser.error("--log_every_steps, --eval_every_steps and --skip_steps must be 1 or more")
+    if args.val_tokens < args.context:
+        parser.error("--val_tokens must be at least --context")
     if args.warmup_steps is not None and args.warmup_steps < 1:
         parser.error("--warmup_steps must be 1 or more")
     if args.peak_tflops is not None and not 0 < args.peak_tflops < math.inf:

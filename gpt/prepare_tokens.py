@@ -4,22 +4,30 @@ Writes FOLDER/tokenizer.json, and FOLDER/000000.uint16 and so on: the numbers of
 bits each, or of 32 (.uint32) for a vocabulary above 65,536. After each file of the text comes the
 --end_token; of a .jsonl or .json file, after the "text" of each line.
 Without --tokenizer, it first trains one on the text: byte pair encoding, as in GPT-2.
+Started again after a kill, it continues after the last complete file.
 """
 
 import argparse
+import functools
 import itertools
 import json
 import os
 import shutil
+import signal
 import sys
+import threading
 from array import array
+from collections import deque
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tqdm import tqdm
 
 PIECE_SIZE = 100_000  # characters
-BATCH_SIZE = 64  # pieces, which the cores share
+BATCH_SIZE = 64  # pieces, which a worker encodes at once
 ROLES = ["<|system|>", "<|user|>", "<|assistant|>"]  # whose messages begin so in a chat
 
 
@@ -78,32 +86,85 @@ def texts_of_lines(path):
             yield ""
 
 
-def encode(tokenizer, texts, end_token):
-    """Yields the tokens of each text; the library encodes those of a batch on all cores."""
-    end_id = tokenizer.token_to_id(end_token)
-    while batch := list(itertools.islice(texts, BATCH_SIZE)):
-        encodings = tokenizer.encode_batch_fast(batch, add_special_tokens=False)
-        for text, encoding in zip(batch, encodings, strict=True):
-            yield encoding.ids if text else [end_id]
+def batches(paths, size, file, piece):
+    """Yields where each batch begins, and its pieces, from this file and piece on."""
+    for number in tqdm(range(file, len(paths)), unit="file", disable=None):
+        texts = itertools.islice(pieces([paths[number]], size), piece, None)
+        while batch := list(itertools.islice(texts, BATCH_SIZE)):
+            yield (number, piece), batch
+            piece += len(batch)
+        piece = 0
 
 
-def write_shards(tokens_of_pieces, vocab_size, folder, shard_tokens):
+def start_worker():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C stops the main process
+    threading.Thread(target=exit_with_parent, daemon=True).start()
+
+
+def exit_with_parent():
+    """Without it, workers would stay behind a main process that was killed."""
+    parent_process().join()
+    os._exit(1)
+
+
+@functools.cache  # once in each process
+def load_tokenizer(path):
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.encode_special_tokens = True  # the file does not have it
+    return tokenizer
+
+
+def encode(texts, tokenizer_path, end_token, typecode):
+    tokenizer = load_tokenizer(tokenizer_path)
+    tokens = array(typecode)
+    encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    for text, encoding in zip(texts, encodings, strict=True):
+        tokens.extend(encoding.ids if text else [tokenizer.token_to_id(end_token)])
+    return tokens
+
+
+def encode_all(batches, num_workers, *options):
+    """Yields where each batch begins, and a future of its tokens, in order."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # threads scale less, see tokenizers#1900
+    with ProcessPoolExecutor(num_workers, get_context("spawn"), start_worker) as executor:
+        pending = deque()
+        for start, texts in batches:
+            pending.append((start, executor.submit(encode, texts, *options)))
+            if len(pending) > 2 * num_workers:  # more would only fill the memory
+                yield pending.popleft()
+        yield from pending
+
+
+def write_shards(encoded, tokens, folder, progress, shard_tokens):
     """Writes all tokens into files of `shard_tokens` each, the last with fewer; returns both."""
-    tokens = array("H") if vocab_size <= 2**16 else array("I")  # unsigned
     ending = f"uint{8 * tokens.itemsize}"
-    shards = 0
-    total = 0
-    for ids in tokens_of_pieces:
-        tokens.extend(ids)
-        total += len(ids)
+    shards = progress["shards"]
+    skip = progress["skip"]
+    for start, future in encoded:
+        batch = future.result()
+        tokens.extend(batch[skip:])
+        skip = 0
         while len(tokens) >= shard_tokens:
-            (folder / f"{shards:06}.{ending}").write_bytes(tokens[:shard_tokens])
+            write(folder, f"tokens/{shards:06}.{ending}", tokens[:shard_tokens])
             del tokens[:shard_tokens]
             shards += 1
+            progress |= {"shards": shards, "start": start, "skip": len(batch) - len(tokens)}
+            write(folder, "progress.json", json.dumps(progress).encode())
+    total = shards * shard_tokens + len(tokens)
     if tokens:
-        (folder / f"{shards:06}.{ending}").write_bytes(tokens)
+        write(folder, f"tokens/{shards:06}.{ending}", tokens)
         shards += 1
     return total, shards
+
+
+def write(folder, name, data):
+    """Writes a file that is complete once it has its name."""
+    partial = folder / f"{os.getpid()}.partial"
+    with open(partial, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(folder / name)
 
 
 def parse_args():
@@ -114,11 +175,13 @@ def parse_args():
     parser.add_argument("--end_token", default="<|endoftext|>", help="after each document")
     parser.add_argument("--vocab_size", type=int, default=4096, help="of the one to train")
     parser.add_argument("--shard_tokens", type=int, default=100_000_000, help="per file")
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
+    parser.add_argument("--num_workers", type=int, default=cores, help="processes that encode")
     args = parser.parse_args()
     if args.folder.exists():
         parser.error(f"{args.folder} exists: name another folder, or delete it")
-    if args.vocab_size < 260 or args.shard_tokens < 1:
-        parser.error("--vocab_size must be 260 or more, --shard_tokens 1 or more")
+    if args.vocab_size < 260 or args.shard_tokens < 1 or args.num_workers < 1:
+        parser.error("--vocab_size must be 260 or more, --shard_tokens and --num_workers 1 or more")
     if not args.end_token:
         parser.error("--end_token must not be empty")
     for path in args.text:
@@ -154,23 +217,57 @@ def piece_size(tokenizer):
     return PIECE_SIZE if lines == line + line else -1  # such as with a space before each text
 
 
+def settings(args):
+    """Returns what decides the tokens."""
+    names = ("tokenizer", "end_token", "vocab_size", "shard_tokens")
+    result = {f"--{name}": getattr(args, name) for name in names}
+    result["--text"] = " ".join(map(str, args.text))
+    for path in [*args.text, Path(args.tokenizer or args.text[0])]:
+        stat = path.stat()
+        result[str(path)] = f"of {stat.st_size} bytes, modified at {stat.st_mtime}"
+    return result
+
+
+def start_or_continue(args, folder):
+    """Returns how far the tokens in the folder go."""
+    if (folder / "tokens").exists():
+        progress = json.loads((folder / "progress.json").read_text())
+        before = progress["settings"]
+        for name, now in settings(args).items():
+            if now != before.get(name):
+                change = f"{name} was {before.get(name)} and is {now}"
+                sys.exit(f"cannot continue {folder}: {change}; set it back, or delete the folder")
+        return progress
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    make_tokenizer(args).save(str(folder / "tokenizer.json"))
+    progress = {"shards": 0, "start": (0, 0), "skip": 0, "settings": settings(args)}
+    write(folder, "progress.json", json.dumps(progress).encode())
+    (folder / "tokens").mkdir()
+    return progress
+
+
 def main(args):
     if not any(pieces(args.text)):
         sys.exit("--text has no text: each document is empty")
     unfinished = args.folder.with_name(f"{args.folder.name}.tmp")
-    shutil.rmtree(unfinished, ignore_errors=True)
+    tokenizer_path = unfinished / "tokenizer.json"
     try:
-        unfinished.mkdir(parents=True)
-        tokenizer = make_tokenizer(args)
+        progress = start_or_continue(args, unfinished)
+        tokenizer = load_tokenizer(tokenizer_path)
         vocab_size = max(tokenizer.get_vocab().values()) + 1
-        size = piece_size(tokenizer)
-        texts = pieces(tqdm(args.text, unit="file", disable=None), size)
-        tokens = encode(tokenizer, texts, args.end_token)
-        total, shards = write_shards(tokens, vocab_size, unfinished, args.shard_tokens)
-        tokenizer.save(str(unfinished / "tokenizer.json"))
-        unfinished.rename(args.folder)  # now it is complete
+        tokens = array("H") if vocab_size <= 2**16 else array("I")  # unsigned
+        texts = batches(args.text, piece_size(tokenizer), *progress["start"])
+        options = (tokenizer_path, args.end_token, tokens.typecode)
+        encoded = encode_all(texts, args.num_workers, *options)
+        total, shards = write_shards(encoded, tokens, unfinished, progress, args.shard_tokens)
+        shutil.copy(tokenizer_path, unfinished / "tokens")
+        (unfinished / "tokens").rename(args.folder)  # now it is complete
+        shutil.rmtree(unfinished)
     except OSError as error:
         sys.exit(f"cannot write {args.folder}: {error}")
+    except BrokenProcessPool:
+        sys.exit("a worker was killed: start again, with fewer --num_workers if memory is short")
     print(f"{total:,} tokens of {vocab_size:,} in {shards} files: {args.folder}")
 
 

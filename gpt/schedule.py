@@ -381,8 +381,10 @@ def parse_args():
         parser.error("--learning_rate must be more than 0")
     if args.generate < 0:
         parser.error("--generate must be 0 or more")
-    if args.eval_every_steps < 1 or args.val_tokens < args.context:
-        parser.error("--eval_every_steps must be 1 or more, --val_tokens at least --context")
+    if args.eval_every_steps < 1:
+        parser.error("--eval_every_steps must be 1 or more")
+    if args.val_tokens < args.context:
+        parser.error("--val_tokens must be at least --context")
     if args.warmup_steps is not None and args.warmup_steps < 1:
         parser.error("--warmup_steps must be 1 or more")
     for path in args.text:

@@ -6,6 +6,7 @@ What test_gpt_sharded.py adds is about shards.
 import importlib
 import re
 import signal
+from textwrap import indent
 from types import SimpleNamespace
 
 import pytest
@@ -18,14 +19,17 @@ from helpers import (
     SIGNAL,
     VAL_CHUNKS,
     equal_snapshots,
+    fences,
     gpt_config,
     logged_losses,
     patch,
 )
+from test_recipes import curves
 from test_tokens import write_tokens
 from torch.nn import functional
 
 from tools.launch.snapshots import load, load_gpt, max_abs_diff, write_text
+from tools.steps import ROOT
 
 # The others have other gradients, but the same way to stop and resume; see test_gpt_sharded.py.
 WITH_SNAPSHOTS_OF_THEIR_OWN = ["gpt/gpt.py", "gpt/dcp.py", "gpt/fsdp.py", "gpt/local_sgd.py"]
@@ -118,7 +122,7 @@ def test_generated_text_is_printable(shell, name):
         write_tokens(shell.folder / "tokens", SIZE + VAL_CHUNKS, 8)
         options = options.replace(f"--text {shell.folder}/text", f"--data {shell.folder}/tokens")
     script = patch(shell.folder, name, setup)
-    output = shell.ranks(f"{script} 1 {options}/s", 2).succeeds()
+    output = shell.ranks(f"{script} 1 {options}/s --generate 4", 2).succeeds()
     assert output.endswith("\ngr[2Jün\n\ufffd!\n")
 
 
@@ -244,6 +248,31 @@ def test_logged_steps(shell):
     assert numbers == (*range(1, 13),)
     total = sum(loss * min(16, SIZE - 16 * step) for step, loss in enumerate(losses))
     assert load(shell.folder / "2.pt")["loss"] == pytest.approx(total / SIZE, rel=1e-3)
+
+
+def test_tensorboard(shell):
+    """The lines of the page, in their places: a run that is killed and resumed has one curve."""
+    write_text(shell.folder / "text", SIZE + VAL_CHUNKS, 8)
+    (shown,) = fences("gpt/metrics.md", "python")
+    imported, at_start, at_end = re.split(r"\n# in .*:\n", shown)
+    source = (ROOT / "gpt" / "metrics.py").read_text()
+    source = source.replace("import torch\n", f"import torch\n{imported}\n", 1)
+    for line, added in [
+        ("        self._agree_on_start()\n", at_start),
+        ('        self._log(f"step {self._steps_done()} | {numbers}")\n', at_end),
+    ]:
+        assert source.count(line) == 1
+        source = source.replace(line, line + indent(added.strip(), " " * 8) + "\n")
+    own = shell.folder / "own.py"
+    own.write_text(source)
+    script = patch(shell.folder, own, SHORT_GPT + SIGNAL, "patched.py")
+    command = f"{script} 1 {TINY} {SHORT_VAL} --text text --batch_size 8 --log_every_steps 2"
+    kill = {"SIGNAL": str(int(signal.SIGKILL)), "SIGNAL_AT": f"0 {7 * BATCH_SIZE}"}
+    assert shell.ranks(f"{command} --save_every_steps 3", 2, **kill).wait() != 0
+    output = shell.ranks(command, 2).succeeds()
+    assert "step 8 " in output
+    curve = curves(shell.folder / "snapshot.pt.logs")["loss"]
+    assert [step for step, _ in curve] == [2, 4, 6, 8, 10, 12]
 
 
 # Of rank 1, in the fourth step: the loss stays finite.

@@ -37,7 +37,7 @@ STOPPED = [
     ("elastic_ddp.py", "--save_every_steps 4", 320),
     ("gpt/gpt.py", f"{GPT} --generate 0 --save_every_steps 4", 40),
     ("gpt/dcp.py", f"{GPT} {SHORT_VAL} --generate 0 --save_every_steps 4", 40),
-    ("gpt/tokens.py", f"{TOKENS} --save_every_steps 4", 40),
+    ("gpt/tokens.py", f"{TOKENS} --save_every_steps 4", 72),
 ]
 # What each reads, and two bytes of it.
 FILES = {name: [("text", b"ab")] for name in ("gpt/gpt.py", "gpt/dcp.py")}

@@ -1,11 +1,14 @@
 """gpt/prepare_tokens.py and gpt/tokens.py: text tokenized once, into shards on disk."""
 
 import json
+import os
 import pickle
+import subprocess
+import sys
 from itertools import pairwise
 
 import torch
-from helpers import SHORT_GPT, gpt_config, patch, run
+from helpers import SHORT_GPT, TIMEOUT_S, gpt_config, patch, run
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch.nn.functional import cross_entropy
 
@@ -53,17 +56,42 @@ def test_prepared(tmp_path):
     tokenizer.enable_truncation(2)
     tokenizer.enable_padding(length=5)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    result = prepare(tmp_path, f"other {options} 10000 --tokenizer tokenizer.json")
-    assert result.returncode == 0, result.stderr
-    other = b"".join(path.read_bytes() for path in sorted((tmp_path / "other").glob("*.uint16")))
-    assert other == data
+    result = prepare(tmp_path, f"other {options} 1000000 --tokenizer tokenizer.json")
+    assert (tmp_path / "other" / "000000.uint16").read_bytes() == data, result.stderr
 
     lines = [json.dumps({"text": text, "id": 1}) for text in texts[:4]]
     (tmp_path / "texts.jsonl").write_text("\n".join(lines) + "\n\n")
-    result = prepare(tmp_path, "lines --text texts.jsonl --tokenizer tokens/tokenizer.json")
-    assert result.returncode == 0, result.stderr
+    prepare(tmp_path, "lines --text texts.jsonl --tokenizer tokens/tokenizer.json")
     written = (tmp_path / "lines" / "000000.uint16").read_bytes()
     assert len(written) > 10_000 and data.startswith(written)
+
+
+def test_killed(tmp_path):
+    """It continues with the same settings alone; two workers write what one does without a kill."""
+    text = tmp_path / "text.jsonl"
+    text.write_text("".join(f'{{"text": "{number}"}}\n' for number in range(60_000)))
+    os.utime(text, (0, 0))
+    options = "--text text.jsonl --vocab_size 300 --num_workers 2 --shard_tokens 1000"
+    command = [sys.executable, ROOT / "gpt" / "prepare_tokens.py", "tokens", *options.split()]
+    unfinished = tmp_path / "tokens.tmp"
+    shard = unfinished / "tokens" / "000000.uint16"
+    for event in (unfinished, unfinished / "progress.json", shard, shard.with_stem("000099")):
+        process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE)
+        while not event.exists():
+            assert process.poll() is None
+        process.kill()
+        process.communicate(timeout=TIMEOUT_S)  # the workers have ended, too
+        assert process.returncode < 0 and not list(unfinished.glob("*.uint*"))
+        assert {path.stat().st_size for path in shard.parent.glob("*")} <= {2000}  # no tokenizer
+    inode = shard.stat().st_ino
+    assert "--shard_tokens was 1000 and is 10009" in prepare(tmp_path, f"tokens {options}9").stderr
+    os.utime(text, (0, 1))
+    assert "tokens.tmp: text.jsonl was of " in prepare(tmp_path, f"tokens {options}").stderr
+    os.utime(text, (0, 0))
+    assert prepare(tmp_path, f"tokens {options}").returncode == 0
+    assert (tmp_path / "tokens" / shard.name).stat().st_ino == inode and not unfinished.exists()
+    assert prepare(tmp_path, f"whole {options} --num_workers 1").returncode == 0
+    assert run("diff", "-r", "tokens", "whole", folder=tmp_path).returncode == 0
 
 
 def test_long_text_with_a_tokenizer_that_begins_each_with_a_space(tmp_path):
@@ -75,8 +103,7 @@ def test_long_text_with_a_tokenizer_that_begins_each_with_a_space(tmp_path):
     trainer = trainers.BpeTrainer(special_tokens=["?", END], show_progress=False)
     tokenizer.train_from_iterator([text], trainer)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    result = prepare(tmp_path, "tokens --text text --tokenizer tokenizer.json")
-    assert result.returncode == 0, result.stderr
+    prepare(tmp_path, "tokens --text text --tokenizer tokenizer.json")
     written = (tmp_path / "tokens" / "000000.uint16").read_bytes()
     tokens = torch.frombuffer(bytearray(written), dtype=torch.uint16).tolist()
     assert tokens == [*tokenizer.encode(text).ids, tokenizer.token_to_id(END)]
@@ -87,8 +114,7 @@ def test_bad_input(tmp_path, shell):
     (tmp_path / "latin1").write_bytes(b"gr\xfcn\n")
     save_tokenizer(tmp_path / "tokenizer.json", 10)  # without END
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": 1}\n')
-    (tmp_path / "a.JSONL").write_text("hello\n")
-    (tmp_path / "a.json").write_text('[{"text": "a"}]\n')
+    (tmp_path / "a.JSON").write_text('[{"text": "a"}]\n')
     (tmp_path / "empty.jsonl").write_text('{"text": ""}\n')
     (tmp_path / "b.jsonl").write_text('{"text": "half a pair: \\ud83d"}\n')
     not_utf_8 = "--text latin1 is not UTF-8: convert it, such as with iconv"
@@ -102,8 +128,7 @@ def test_bad_input(tmp_path, shell):
         ("tokens --text text latin1", 1, not_utf_8),
         ("tokens --text a.jsonl", 1, "--text a.jsonl, line 2 is not like "),
         ("tokens --text b.jsonl", 1, "--text b.jsonl, line 1 is not like "),
-        ("tokens --text a.JSONL", 1, "--text a.JSONL, line 1 is not like "),
-        ("tokens --text a.json", 1, "--text a.json, line 1 is not like "),
+        ("tokens --text a.JSON", 1, "--text a.JSON, line 1 is not like "),
         ("tokens --text empty.jsonl", 1, "--text has no text: each document is empty"),
         ("tokens --text text --end_token hello", 1, "--end_token hello also stands for a text"),
         ("tokens --text text --tokenizer tokenizer.json --end_token 9", 1, "--end_token 9 also "),
@@ -126,7 +151,8 @@ def test_bad_input(tmp_path, shell):
     (tmp_path / "tokens" / "tokenizer.json").write_text("{")
     shell.ranks("gpt/tokens.py").fails("cannot read --data tokens: ")
     Tokenizer(models.BPE({"a": 0}, [])).save(str(tmp_path / "tokens" / "tokenizer.json"))
-    shell.ranks("gpt/tokens.py").fails("it has no token for the end of a line: set --generate 0")
+    error = "it has no token for the end of a line: set --generate 0"
+    shell.ranks("gpt/tokens.py --generate 1").fails(error)
     shard.rename(tmp_path / "tokens" / "000000.bin")
     shell.ranks("gpt/tokens.py").fails("no tokens in --data tokens: ")
 

@@ -88,7 +88,14 @@
     const [added, replaced] = edits(old, ours);
     const [theirAdded, theirReplaced] = edits(old, theirs);
     const result = [];
-    const add = (before, a, b) => result.push(...(settle(before, a, b) ?? resolve(a, b)));
+    let depth = Infinity; // at most, of what is added next
+    const add = (before, a, b) => {
+      let all = settle(before, a, b);
+      if (all?.length && !before.length && indents(all)[0] > depth) all = undefined;
+      result.push(...(all ?? resolve(a, b)));
+      const moved = all?.length && before.length && indents(before).at(-1) !== indents(all).at(-1);
+      depth = moved ? indents(all).at(-1) : Infinity;
+    };
     for (let start = 0, end; start <= old.length; start = end) {
       end = start + 1;
       for (let i = start; i < end; i++) {

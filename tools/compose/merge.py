@@ -3,6 +3,7 @@
 A line is a pair: its text, and the file that it comes from, or None if several have it.
 """
 
+import math
 import re
 
 
@@ -120,12 +121,13 @@ def merge(old, ours, theirs, resolve):
     """Returns `old` with the edits of both; where they conflict, what `resolve(ours, theirs)` says.
 
     A conflict is another text of both in the place of the same lines. Among them is what one side
-    adds between lines that the other replaces as a whole: where it belongs now, nobody can tell.
+    adds between lines that the other replaces as a whole, or at the end of a block that the other
+    dissolves: where it belongs now, nobody can tell.
     """
     our_added, our_replaced = edits(old, ours)
     their_added, their_replaced = edits(old, theirs)
     result, conflict = [], ([], [])
-    start = 0
+    start, depth = 0, math.inf  # at most, of what is added next
     while start <= len(old):
         i, end = start, start + 1
         while i < end:  # an edit of one side may begin within one of the other
@@ -141,11 +143,15 @@ def merge(old, ours, theirs, resolve):
         ]
         for before, a, b in pieces:
             lines = settle(before, a, b)
+            if lines and not before and indents(lines)[0] > depth:
+                lines = None
             if lines is None:
                 conflict[0].extend(a)
                 conflict[1].extend(b)
             elif lines:
                 result += [*(resolve(*conflict) if any(conflict) else []), *lines]
                 conflict = ([], [])
+        moved = lines and indents(old[start:end])[-1] != indents(lines)[-1]
+        depth = indents(lines)[-1] if moved else math.inf
         start = end
     return result + (resolve(*conflict) if any(conflict) else [])
