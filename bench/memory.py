@@ -28,14 +28,16 @@ class Block(NamedTuple):
     in_float32: float = 0  # in any case
 
 
-def llama(kv_share):
+def llama(kv_share, hidden=8 / 3):
     """Returns the block of gpt/llama.py with `kv_share` heads of keys and values for one of q.
+
+    Its MLP has `hidden` times as many channels as the model.
 
     gpt/documents.py keeps as much, besides its mask, which all blocks share.
     """
     attention = 1 + 2 * kv_share + 2  # q, k and v; the output, and again in the order of o_proj
-    mlp = 4 * 8 / 3  # gate, its SiLU, up and their product
-    return Block(2, attention + mlp, backward=1 + 2 * 8 / 3)
+    mlp = 4 * hidden  # gate, its SiLU, up and their product
+    return Block(2, attention + mlp, backward=1 + 2 * hidden)
 
 
 def mixture(top_k):
@@ -57,7 +59,8 @@ def block_of(options):
     if "n_experts" in options:
         return mixture(options["top_k"])
     if "n_kv_head" in options:
-        return llama(options["n_kv_head"] / options["n_head"])
+        hidden = options["n_hidden"] / options["n_embd"]
+        return llama(options["n_kv_head"] / options["n_head"], hidden)
     return BLOCK_TYPES["gpt"]
 
 

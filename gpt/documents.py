@@ -42,10 +42,10 @@ SNAPSHOT_NAMES = f"epoch_{4 * '[0-9]'}_sample_{12 * '[0-9]'}"  # a glob pattern
 IGNORED = -100  # a target that cross_entropy leaves out
 
 
-def rotate(x):
+def rotate(x, theta):
     """Rotary positions of queries or keys, from and to shape (batch, head, time, head_size)."""
     head_size = x.shape[3]
-    frequencies = 10_000 ** (-torch.arange(0, head_size, 2, device=x.device) / head_size)
+    frequencies = 1 / theta ** (torch.arange(0, head_size, 2, device=x.device) / head_size)
     positions = torch.arange(x.shape[2], device=x.device)
     angles = torch.outer(positions, frequencies)  # in radians, (time, head_size / 2)
     cos = angles.cos()
@@ -73,6 +73,7 @@ class Attention(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.head_size = config.n_embd // config.n_head
+        self.rope_theta = config.rope_theta
         kv_size = config.n_kv_head * self.head_size
         self.q_proj = nn.Linear(config.n_embd, config.n_embd, bias=False)
         self.k_proj = nn.Linear(config.n_embd, kv_size, bias=False)
@@ -84,8 +85,8 @@ class Attention(nn.Module):
         q = self.q_proj(x).unflatten(2, heads).transpose(1, 2)  # (batch, n_head, time, head_size)
         k = self.k_proj(x).unflatten(2, heads).transpose(1, 2)  # with n_kv_head heads
         v = self.v_proj(x).unflatten(2, heads).transpose(1, 2)
-        q = rotate(q)
-        k = rotate(k)
+        q = rotate(q, self.rope_theta)
+        k = rotate(k, self.rope_theta)
         if torch.is_tensor(mask):
             attention = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
         else:  # a BlockMask
@@ -96,12 +97,11 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """An MLP with a gate (SwiGLU), from and to shape (batch, time, n_embd)."""
 
-    def __init__(self, n_embd):
+    def __init__(self, config):
         super().__init__()
-        n_hidden = math.ceil(n_embd * 8 / 3 / 128) * 128  # 8/3, not 4: three matrices, not two
-        self.gate_proj = nn.Linear(n_embd, n_hidden, bias=False)
-        self.up_proj = nn.Linear(n_embd, n_hidden, bias=False)
-        self.down_proj = nn.Linear(n_hidden, n_embd, bias=False)
+        self.gate_proj = nn.Linear(config.n_embd, config.n_hidden, bias=False)
+        self.up_proj = nn.Linear(config.n_embd, config.n_hidden, bias=False)
+        self.down_proj = nn.Linear(config.n_hidden, config.n_embd, bias=False)
 
     def forward(self, x):
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
@@ -112,10 +112,10 @@ class Block(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.input_layernorm = nn.RMSNorm(config.n_embd, eps=1e-6)
+        self.input_layernorm = nn.RMSNorm(config.n_embd, eps=config.norm_eps)
         self.self_attn = Attention(config)
-        self.post_attention_layernorm = nn.RMSNorm(config.n_embd, eps=1e-6)
-        self.mlp = MLP(config.n_embd)
+        self.post_attention_layernorm = nn.RMSNorm(config.n_embd, eps=config.norm_eps)
+        self.mlp = MLP(config)
 
     def forward(self, x, mask):
         x = x + self.self_attn(self.input_layernorm(x), mask)
@@ -130,7 +130,9 @@ class GPT(nn.Module):
         self.shape = f"n_layer={config.n_layer}, n_head={config.n_head}"
         self.shape += f", n_embd={config.n_embd}, context={config.context}"
         self.shape += f", {vocab_size=}"
-        self.shape += f", n_kv_head={config.n_kv_head}"
+        self.shape += f", n_kv_head={config.n_kv_head}, n_hidden={config.n_hidden}"
+        self.shape += f", rope_theta={config.rope_theta}, norm_eps={config.norm_eps}"
+        self.shape += f", tie_word_embeddings={config.tie_word_embeddings}"
         self.context = config.context
         self.recompute = config.recompute
         self.vocab_size = vocab_size
@@ -139,12 +141,14 @@ class GPT(nn.Module):
         self.model = nn.ModuleDict()  # the names are those of Llama in transformers
         self.model["embed_tokens"] = nn.Embedding(padded_vocab_size, config.n_embd)
         self.model["layers"] = nn.ModuleList(Block(config) for _ in range(config.n_layer))
-        self.model["norm"] = nn.RMSNorm(config.n_embd, eps=1e-6)
+        self.model["norm"] = nn.RMSNorm(config.n_embd, eps=config.norm_eps)
         self.lm_head = nn.Linear(config.n_embd, padded_vocab_size, bias=False)
         num_embeddings = padded_vocab_size * config.n_embd
         num_params = sum(p.numel() for p in self.parameters()) - num_embeddings
         attention = 12 * config.n_layer * config.n_embd * config.context
         self.flops_per_token = 6 * num_params + attention  # PaLM, appendix B
+        if config.tie_word_embeddings:
+            self.lm_head.weight = self.model["embed_tokens"].weight
 
     @torch.no_grad()
     def init_weights(self, seed):
@@ -582,6 +586,10 @@ def parse_args():
     parser.add_argument("--n_head", type=int, default=2)
     parser.add_argument("--n_kv_head", type=int, default=1, help="heads of keys and values")
     parser.add_argument("--n_embd", type=int, default=128)
+    parser.add_argument("--n_hidden", type=int, help="of an MLP, default: 8/3 of --n_embd")
+    parser.add_argument("--rope_theta", type=float, default=1e4, help="of rotary positions")
+    parser.add_argument("--norm_eps", type=float, default=1e-6)
+    parser.add_argument("--tie_word_embeddings", action="store_true", help="they are the head, too")
     parser.add_argument("--context", type=int, default=64, help="in tokens")
     parser.add_argument("--learning_rate", type=float, default=1e-3)
     parser.add_argument("--warmup_steps", type=int, help="default: a tenth of the training")
@@ -605,6 +613,10 @@ def parse_args():
         parser.error("the model's sizes must be 1 or more, and --n_head divide --n_embd")
     if args.n_kv_head < 1 or args.n_head % args.n_kv_head or args.n_embd // args.n_head % 2:
         parser.error("--n_kv_head must divide --n_head, and --n_embd / --n_head be even")
+    if args.n_hidden is None:  # 8/3, not 4: three matrices, not two
+        args.n_hidden = math.ceil(args.n_embd * 8 / 3 / 128) * 128
+    if args.n_hidden < 1 or not 0 < args.rope_theta < math.inf or not 0 < args.norm_eps < math.inf:
+        parser.error("--n_hidden must be 1 or more, --rope_theta and --norm_eps more than 0")
     if torch.cuda.is_available() and args.n_embd // args.n_head < 16:
         parser.error("--n_embd / --n_head must be 16 or more for FlexAttention, on GPUs")
     if not 0 < args.learning_rate < math.inf:
@@ -681,8 +693,9 @@ def main(args):
         fsdp_config["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)
     for block in model.model["layers"]:
         fully_shard(block, **fsdp_config)
-    head = [model.model["norm"], model.lm_head]
-    fully_shard(head, **fsdp_config, reshard_after_forward=False)
+    if not args.tie_word_embeddings:  # else the head is the embedding's matrix
+        head = [model.model["norm"], model.lm_head]
+        fully_shard(head, **fsdp_config, reshard_after_forward=False)
     fully_shard(model, **fsdp_config)
     model.to_empty(device=device)  # memory for this rank's shards
     model.init_weights(args.seed)

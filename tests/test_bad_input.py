@@ -23,6 +23,7 @@ RECIPES = [step.file for step in steps.RECIPES + steps.BY_HAND + steps.GPT]
 TP_SIZE = "--tp_size must be 1 or more, and divide both --n_head and --context"
 GPT = f"{TINY} --text text --generate 0 --learning_rate 1e30"
 N_KV_HEAD = "--n_kv_head must divide --n_head, and --n_embd / --n_head be even"
+OF_LLAMA = "--tp_size must be 1 or more, and divide --n_kv_head, --n_hidden, --context"
 
 
 def module(script):
@@ -43,6 +44,7 @@ def module(script):
         ("gpt/gpt.py", "--n_head 3", "and --n_head divide --n_embd"),
         ("gpt/llama.py", "--n_kv_head 3", N_KV_HEAD),
         ("gpt/llama.py", "--n_head 2 --n_embd 6", N_KV_HEAD),
+        ("gpt/llama_tensor_parallel.py", "--tp_size 2", OF_LLAMA),
         ("gpt/chunked_loss.py", "--loss_chunks 5", "must be 1 or more, and divide --context"),
         ("gpt/schedule.py", "--val_tokens 63", "--val_tokens must be at least --context"),
         ("gpt/tensor_parallel.py", "--tp_size 4", TP_SIZE),

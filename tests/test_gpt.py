@@ -38,6 +38,7 @@ OPTIONS = {
     "gpt/slow_network.py": "--compress",
     "gpt/local_sgd.py": "--sync_every 4",
     "gpt/tensor_parallel.py": "--tp_size 2",
+    "gpt/llama_tensor_parallel.py": "--tp_size 2 --n_kv_head 2",
     "gpt/context_parallel.py": "--cp_size 2",
 }
 BATCH_SIZE = 16  # of all ranks together

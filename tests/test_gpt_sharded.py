@@ -31,7 +31,7 @@ from tools.steps import ROOT
 BATCH_SIZE = 12  # of all ranks together, on 1, 2, 3 or 4
 STEPS = 20  # per epoch
 SMALL = "--n_layer 1 --n_head 4 --n_embd 32 --context 8"
-LLAMA = ["llama.py", "documents.py", "chunked_loss.py"]
+LLAMA = ["llama.py", "documents.py", "chunked_loss.py", "llama_tensor_parallel.py"]
 
 # AdamW turns a gradient that is nearly 0 into a whole step, and so rounding errors into differences
 # of 1e-4. In float64 they stay small.
@@ -115,6 +115,7 @@ LAYOUTS = {  # ranks and options
     "llama.py": [(2, "")],
     "documents.py": [(4, "--recompute"), (2, "")],
     "chunked_loss.py": [(4, "--recompute"), (2, "--loss_chunks 2")],
+    "llama_tensor_parallel.py": [(2, "--tp_size 2"), (4, "--tp_size 2 --recompute")],
     "muon.py": [(2, "--recompute"), (4, ""), (3, "")],
 }
 
@@ -138,7 +139,7 @@ FLOAT32 = {
 def reference(name):
     """Returns the file whose weights on one rank those of `name` must equal."""
     if name in LLAMA:
-        return name.replace("chunked_loss", "llama")
+        return name if name == "documents.py" else "llama.py"
     return "moe.py" if name in ("moe.py", "expert_parallel.py") else "pretrain.py"
 
 
@@ -179,6 +180,14 @@ def assert_split_is_one_rank(shell, name, layouts, change=""):
             assert losses[0] == pytest.approx(losses[1], rel=tolerance)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("name", LLAMA)
+def test_tied_embeddings(shell, monkeypatch, name):
+    """One matrix in one FSDP group, which the embedding and the head both give a gradient."""
+    monkeypatch.setitem(SHAPES, name, f"{SHAPES[name]} --tie_word_embeddings --rope_theta 500")
+    assert_split_is_one_rank(shell, name, LAYOUTS[name][-1:])
+
+
 def val_loss(output):
     """Returns the last loss on the validation set in the log, of four digits."""
     return float(re.findall(r"val loss (\S+)", output)[-1])
@@ -198,12 +207,13 @@ def print_count(self, inputs, targets):
 """
 
 
-@pytest.mark.parametrize(
-    "name", ["fsdp.py", *long("pretrain.py", "tensor_parallel.py", "context_parallel.py")]
-)
+COMPILED = ["pretrain.py", "tensor_parallel.py", "context_parallel.py", "llama_tensor_parallel.py"]
+
+
+@pytest.mark.parametrize("name", ["fsdp.py", *long(*COMPILED)])
 def test_compiled(shell, name):
     """Two graphs in all: one of all blocks, which are larger than DDP's buckets, and the loss."""
-    options = "--compile --n_layer 4 --n_embd 256 --eval_every_steps 1000"
+    options = f"{SHAPES.get(name, '')} --compile --n_layer 4 --n_embd 256 --eval_every_steps 1000"
     ranks, option = LAYOUTS.get(name, [(2, "")])[-1]
     job = start(shell, name, "compiled", ranks, COUNT_GRAPHS, f"{options} {option}", steps=3)
     found = re.findall(r"\d+ graphs, breaks: .*", job.succeeds())
@@ -245,6 +255,12 @@ RESUMED_LONG = {
         "2 moe.py",
     ],
     "llama": ["2 llama.py", "1 chunked_loss.py", "3 llama.py --recompute", "2 chunked_loss.py"],
+    "llama_tensor_parallel": [
+        "2 llama_tensor_parallel.py --tp_size 2",
+        "1 llama.py",
+        "4 llama_tensor_parallel.py --tp_size 2 --recompute",
+        "2 llama_tensor_parallel.py",
+    ],
     "documents": ["2 documents.py", "1 documents.py", "3 documents.py", "2 documents.py"],
     "muon": ["2 muon.py", "3 muon.py --recompute", "1 muon.py", "4 muon.py"],
 }
@@ -257,6 +273,8 @@ def test_stopped_and_resumed_on_other_ranks(shell, runs):
     """Three are stopped by a signal in mid-epoch; the last trains the end."""
     first = runs[0].split()[1]
     shape = SHAPES.get(first, "")
+    if first == "llama.py":
+        shape += " --tie_word_embeddings"  # one matrix, saved by two names
     twin = FLOAT64 + OF_REFERENCE.get(first, "")
     start(shell, reference(first), "one", 1, twin, shape, 2 * STEPS).succeeds()
     stops = [(3, 10), (18, 20), (21, 30), (0, 0)]  # step of the signal, and of the stop

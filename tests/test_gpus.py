@@ -18,6 +18,7 @@ from tools.steps import ALL, ROOT
 NAMES = ["singlegpu.py", *(step.file for step in ALL if step.file.endswith(".py"))]
 NAMES.remove("recipes/regroup.py")  # its page: for gloo
 TOKENS = ["gpt/tokens.py", "gpt/llama.py", "gpt/documents.py", "gpt/chunked_loss.py"]
+TOKENS.append("gpt/llama_tensor_parallel.py")
 FINETUNE = ["gpt/finetune.py", "gpt/finetune_chat.py"]
 QUICK = [name for name in SCRIPTS if name != "multigpu.py"] + ["gpt/fsdp.py"]
 OTHERS = [name for name in NAMES if name not in QUICK]

@@ -3,6 +3,7 @@
 test_gpt_sharded.py shows that it trains alike on any number of ranks, and what builds on it.
 """
 
+import copy
 import functools
 from pathlib import Path
 
@@ -11,40 +12,74 @@ import torch
 import torch.distributed as dist
 from helpers import fences, gpt_config
 from jinja2 import TemplateError
-from test_gpt_sharded import start
+from test_gpt_sharded import SMALL, start
 from test_tokens import prepare
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from gpt import documents
-from gpt.llama import GPT
+from gpt.llama import GPT, parse_args
 from tools.launch.snapshots import load_gpt, max_abs_diff, write_text
 
 END = 0  # the token that ends a document
 (EXPORT,) = fences("gpt/llama.md", "python")
+LLAMA = {"n_hidden": 128, "rope_theta": 1e4, "norm_eps": 1e-6, "tie_word_embeddings": False}
+LLAMA_3_2_1B = {  # its config.json on the hub, but for rope_scaling, which came after 8,192 tokens
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": True,
+}
+EIGHTH = {name: size // 8 if type(size) is int else size for name, size in LLAMA_3_2_1B.items()}
+EIGHTH["head_dim"] = 64
+OPTIONS_OF_EIGHTH = """--n_embd 256 --n_hidden 1024 --n_head 4 --n_kv_head 1 --norm_eps 1e-5
+    --rope_theta 500000 --tie_word_embeddings"""
 
 
-@pytest.mark.parametrize("n_kv_head", [1, 2, 4])
-def test_exported(shell, monkeypatch, n_kv_head):
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [(f"--n_kv_head {n}", {"num_key_value_heads": n}) for n in (1, 2, 4)]
+    + [(OPTIONS_OF_EIGHTH, EIGHTH)],
+)
+def test_exported(shell, monkeypatch, options, expected):
     """transformers loads what two ranks have trained: the same logits, tokens and text."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.models.llama import modeling_llama
 
     write_text(shell.folder / "text", 1000, 8)
     assert prepare(shell.folder, "tokens --text text --vocab_size 300").returncode == 0
-    options = f"--n_layer 2 --n_kv_head {n_kv_head} --learning_rate 0.02"
+    options = f"--n_layer 2 {options} --learning_rate 0.02"
     start(shell, "llama.py", "llama", 2, options=options).succeeds()
     monkeypatch.chdir(shell.folder)
     monkeypatch.setattr("sys.argv", ["export.py", "llama", "tokens", "exported"])
     exec(EXPORT, {})
     exported = AutoModelForCausalLM.from_pretrained("exported")
-    model = GPT(gpt_config(2, 4, 32, 8, n_kv_head=n_kv_head), 300)
-    model.load_state_dict(load_gpt(Path("llama"))["model"])
+    config = exported.config.to_dict() | exported.config.rope_parameters
+    assert expected.items() <= config.items()
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setattr("sys.argv", ["llama.py", *f"{SMALL} {options}".split()])
+    model = GPT(parse_args(), 300)
+    saved = load_gpt(Path("llama"))["model"]
+    tied = torch.equal(saved["model.embed_tokens.weight"], saved["lm_head.weight"])
+    assert tied == config["tie_word_embeddings"]
+    model.load_state_dict(saved)
     tokens = torch.randint(300, (4, 8), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         logits = model(tokens)
         diff = max_abs_diff([exported(tokens).logits], [logits])
-    print("the exported logits differ by", diff, "of", logits.abs().max().item())
-    assert diff < 1e-5 and logits.abs().max() > 1
+        print("the exported logits differ by", diff, "of", logits.abs().max().item())
+        assert diff < 1e-5 and logits.abs().max() > 1
+        with monkeypatch.context() as patch:  # theirs computes in float32 always
+            patch.setattr(modeling_llama, "LlamaRMSNorm", torch.nn.RMSNorm)
+            double = AutoModelForCausalLM.from_pretrained("exported").double()
+        diff = max_abs_diff([double(tokens).logits], [copy.deepcopy(model).double()(tokens)])
+        print("in float64 by", diff)
+        assert diff < 1e-12
 
     tokenizer = AutoTokenizer.from_pretrained("exported")
     assert tokenizer.eos_token_id == exported.config.eos_token_id == 0
@@ -69,7 +104,7 @@ def test_packed_documents(request, monkeypatch, dtype, tolerance):
     request.addfinalizer(functools.partial(torch.set_default_dtype, torch.get_default_dtype()))
     torch.set_default_dtype(dtype)  # of the angles of rotary positions, too
     monkeypatch.setattr(torch.Tensor, "float", lambda logits: logits.to(dtype))
-    model = documents.GPT(gpt_config(2, 4, 32, 24, n_kv_head=2), 300, END)
+    model = documents.GPT(gpt_config(2, 4, 32, 24, n_kv_head=2, **LLAMA), 300, END)
     generator = torch.Generator().manual_seed(0)
     packed = torch.randint(1, 300, (2, 25), generator=generator)
     packed[0, [6, 7, 19]] = packed[1, 24] = END
@@ -95,7 +130,7 @@ def test_packed_documents(request, monkeypatch, dtype, tolerance):
 
 def test_weights():
     """As many as Llama has, and small where they add to the residual stream."""
-    model = GPT(gpt_config(2, 4, 96, 8, n_kv_head=2), 300)
+    model = GPT(gpt_config(2, 4, 96, 8, n_kv_head=2, **LLAMA), 300)
     flops_per_token = model.flops_per_token
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     fully_shard(model, mesh=init_device_mesh("cpu", (1,)))  # what init_weights draws is sharded
@@ -109,5 +144,5 @@ def test_weights():
             added = name.endswith(("o_proj.weight", "down_proj.weight"))
             assert weight.std().item() == pytest.approx(0.01 if added else 0.02, rel=0.05)
     attention = (2 * 96 + 2 * 48) * 96  # queries and outputs; keys and values
-    num_params = 2 * (attention + 3 * 256 * 96 + 2 * 96) + 96 + 384 * 96
+    num_params = 2 * (attention + 3 * 128 * 96 + 2 * 96) + 96 + 384 * 96
     assert flops_per_token == 6 * num_params + 12 * 2 * 96 * 8

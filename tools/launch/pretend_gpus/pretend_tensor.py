@@ -48,7 +48,7 @@ def run(func, args, kwargs):
     if func.namespace == "c10d":
         pretend_nccl.refuse_shared_gpu(devices)
     to_cpu = kwargs.get("device") == torch.device("cpu")
-    if kwargs.get("device") == PRETENDED:
+    if kwargs.get("device") in (PRETENDED, torch.device("cuda")):  # which no mode translates there
         kwargs = {**kwargs, "device": torch.device("cpu"), "pin_memory": False}
     args, kwargs = tree_map_only(GPUTensor, lambda tensor: tensor.on_cpu, (args, kwargs))
     if torch.Tag.nondeterministic_seeded in func.tags:  # draws, with any seed, what no CPU draws
@@ -63,6 +63,8 @@ def run(func, args, kwargs):
     known = {id(tensor.on_cpu): tensor for tensor in inputs}
 
     def to_gpu(on_cpu):
+        if isinstance(on_cpu, GPUTensor):  # as `aten.to.device` returns
+            return on_cpu
         return known[id(on_cpu)] if id(on_cpu) in known else GPUTensor(on_cpu, gpu)
 
     return tree_map_only(torch.Tensor, to_gpu, outputs)
