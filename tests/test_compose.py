@@ -54,7 +54,7 @@ SAMPLE = [
     ("preemptible.py", "recipes/monitor.py"),
     ("recipes/mixed_precision.py", "recipes/evaluate.py"),
     ("recipes/own_disks.py", "recipes/save_after_failure.py"),
-    ("gpt/accumulate.py", "gpt/async_save.py"),
+    ("gpt/accumulate.py", "gpt/hsdp.py"),
 ]
 OTHERS = [pair for pair in CHOICES if pair not in SAMPLE]
 # So that a part does what it adds.
@@ -66,7 +66,7 @@ OPTIONS = {
     "elastic_ddp.py": "--global_batch_size 64",
     "recipes/own_disks.py": "--snapshot_path snapshot",  # in the folder of each node
     **dict.fromkeys(["gpt/moe.py", "gpt/expert_parallel.py"], "--n_experts 2 --top_k 1"),
-    "gpt/chunked_loss.py": "--loss_chunks 4",
+    "gpt/chunked_loss.py": "--loss_chunks 4 --recompute",
 }
 # These train to other weights than multinode.py, or gpt/pretrain.py; all others to the same.
 DECIDING = [
@@ -303,7 +303,7 @@ def test_table_is_complete():
     "parts",
     [
         ("preemptible.py", "recipes/mixed_precision.py", "recipes/evaluate.py"),
-        ("gpt/accumulate.py", "gpt/async_save.py", "gpt/documents.py", "gpt/chunked_loss.py"),
+        ("gpt/documents.py", "gpt/chunked_loss.py", "gpt/hsdp.py"),
     ],
     ids=" + ".join,
 )
