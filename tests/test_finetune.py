@@ -5,10 +5,8 @@ import json
 import pytest
 import torch
 import torch.distributed as dist
-import transformers
 from helpers import LIMIT_MEMORY, PLAIN_SGD, SIGNAL, patch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -17,7 +15,15 @@ from transformers import (
 )
 
 from gpt import finetune, finetune_chat
-from tools.launch.snapshots import load_gpt, max_abs_diff, write_text
+from tools.launch.snapshots import (
+    CHAT_TEMPLATE,
+    CONFIG,
+    load_gpt,
+    make_model,
+    max_abs_diff,
+    write_chats,
+    write_text,
+)
 
 BATCH_SIZE, STEPS, CONTEXT = 12, 15, 8
 

@@ -1,17 +1,16 @@
 """Kills a script at every point of a small run, and starts it again: every_kill resumable.py
 
 A point lies before and after each operation on a file, each collective and each step. There, one of
-two ranks gets SIGKILL, and the other what torchrun sends it; or all get SIGKILL at once; or the
-power fails; or, if the script stops at a signal, all get SIGTERM, once or twice. The next life must
-not resume from before the last snapshot that the log has named, and must end as an undisturbed run:
-with the same files, and in them the same weights and the same optimizer, bit for bit.
+two ranks gets SIGKILL, and the other what torchrun sends it; or both get SIGKILL; or the power
+fails; or, if the script stops at a signal, both get SIGTERM, once or twice. The next life must not
+resume from before the last snapshot that the log has named (after a power cut, the last but one),
+and must end as an undisturbed run: with the same files, weights and optimizer, bit for bit.
 """
 
 import argparse
 import collections
-import concurrent.futures
 import contextlib
-import functools
+import fnmatch
 import hashlib
 import json
 import math
@@ -20,11 +19,12 @@ import os
 import pickle
 import random
 import re
-import shutil
 import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -32,7 +32,9 @@ from tools.launch.jobs import Ranks
 from tools.launch.snapshots import load_gpt, logged_positions, make_model, write_chats, write_text
 from tools.steps import ROOT
 
-LIFE_S = 60  # that is, for ever: a life takes a second
+LIFE_S = 120  # in which a life ends, of a second where the machine is not busy
+MANY_WRITES = 300  # into files of one name: more than the three snapshots of the toy take
+JOBS = 2
 SCRIPT = """
 import importlib.util, sys
 sys.path.insert(0, {root!r})
@@ -66,18 +68,19 @@ OPTIONS = {
     "gpt/async_save.py": GPT,
     "gpt/finetune_chat.py": f"{TEXT} 320 --context 40 --model ../model --export_path exported",
 }
-STOPPED = ("preemptible.py", "elastic_ddp.py")  # by SIGTERM
-SNAPSHOT = r"epoch_\d+_sample_\d+"
-MODES = ("rank", "all", "power", "sigterm", "sigterm_twice")
+SIGKILLS = ("rank", "all")
+SIGTERMS = ("sigterm", "sigterm_twice")
+STOPPED = ("preemptible.py", "elastic_ddp.py")  # by these
+FOLDER = r"epoch_\d+_sample_\d+"  # a snapshot of gpt/
 
 
-class Life:
-    """What the ranks of one life did: `points`, and how they ended."""
+class Life(NamedTuple):
+    """What the ranks of a life have done, and the files of the nodes at its end."""
 
-    def __init__(self, status, output, points):
-        self.status = status  # None: they hang
-        self.output = output
-        self.points = points
+    status: int | None  # None: it hangs
+    output: str
+    files: dict  # what each holds, by its path; None stands for a folder
+    points: list  # the rank, a name, its n-th time, and more
 
     def start(self):
         """Returns the position of the first batch; at the very end, there is none."""
@@ -86,32 +89,34 @@ class Life:
     def steps(self):
         return sum((rank, name) == (0, "step") for rank, name, *_ in self.points)
 
-    def promise(self, lost=0):
-        """Returns the position of the last snapshot that the log has named, but for `lost` ones."""
-        lost += "| saving" in self.output  # which is complete once the next one is named
-        return max([(0, 0), *logged_positions(self.output)[: -lost or None]])
+
+def promised(output, lost=0):
+    """Returns the position of the last snapshot that a log has named, but for `lost` ones."""
+    lost += "| saving" in output  # which is complete once the next one is named
+    return max([(0, 0), *logged_positions(output)[: -lost or None]])
 
 
 class Run:
     """A folder for one life after another; of `kills`, each happens once."""
 
-    def __init__(self, file, kills=(), **variables):
-        self.root = Path(tempfile.mkdtemp(prefix="every_kill-"))
-        self.control = self.root / "control"
+    def __init__(self, folder, file, kills=(), **variables):
+        self.folder = Path(folder)
+        self.control = self.folder / "control"
         self.control.mkdir()
-        self.kills = kills
         self.variables = variables | {"KILLS": json.dumps(kills), "KILL_FOLDER": str(self.control)}
         # Each node of own_disks.py has a disk of its own.
-        self.nodes = [self.root / node for node in ("node0", f"node{int('own_disks' in file)}")]
-        script = self.root / Path(file).name
+        self.nodes = [self.folder / f"node{n * ('own_disks' in file)}" for n in range(2)]
+        script = self.folder / Path(file).name
         script.write_text(SCRIPT.format(root=str(ROOT), script=os.path.join(ROOT, file)))
         options = next(OPTIONS[name] for name in OPTIONS if Path(name).name == script.name)
         self.command = f"{script} {options}"
+        write_text(self.folder / "text", 24 + 8, 8)
         if "--model" in options:
-            make_model(self.root / "model", "Llama")
-            write_chats(self.root / "text", 24 + 8)
-        else:
-            write_text(self.root / "text", 24 + 8, 8)
+            make_model(self.folder / "model", "Llama")
+            write_chats(self.folder / "text", 24 + 8)
+
+    def fired(self):
+        return len(list(self.control.glob("*.fired")))
 
     def live(self):
         for path in [*self.control.glob("*.pid"), *self.control.glob("points")]:
@@ -127,13 +132,21 @@ class Run:
         with contextlib.suppress(OSError, EOFError), open(self.control / "points", "rb") as file:
             while True:
                 points.append(pickle.load(file))
-        return Life(status, output, points)
+        return Life(status, output, self.files(), points)
+
+    def live_unless_known(self, lives):
+        """Returns the life that starts from the files as they are: it knows of nothing else."""
+        path = lives / hashlib.sha256(repr(self.files()).encode()).hexdigest()
+        if not path.exists():
+            part = path.with_suffix(f".{os.getpid()}")
+            part.write_bytes(pickle.dumps(self.live()))
+            part.rename(path)
+        return pickle.loads(path.read_bytes())
 
     def files(self):
-        """Returns what each file of the nodes holds, by its path; None stands for a folder."""
         paths = sorted(path for node in set(self.nodes) for path in node.rglob("*"))
-        names = [str(path.relative_to(self.root)) for path in paths]
         contents = [None if path.is_dir() else path.read_bytes() for path in paths]
+        names = [str(path.relative_to(self.folder)) for path in paths]
         return dict(zip(names, contents, strict=True))
 
 
@@ -146,7 +159,7 @@ def write_files(folder, files):
 
 
 def snapshots(files):
-    """Returns the snapshots among some files, by name: each is a file, or a folder of them."""
+    """Returns the snapshot of each node."""
     with tempfile.TemporaryDirectory() as folder:
         write_files(folder, files)
         return {path.parent.name: load_gpt(path) for path in Path(folder).glob("node?/snapshot*")}
@@ -162,33 +175,32 @@ def equal(one, other, name=""):
     return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
 
 
-def comparable_names(files):
-    """Returns the names of files; a life that resumes counts its steps anew, and so saves elsewhere
+def names_of(files):
+    """Returns the files' names; of all folders with a snapshot, only the last has the same one.
 
-    than another before it saves at the end.
+    A life counts its steps from where it resumes, so it may save at others.
     """
-    last = max(re.findall(SNAPSHOT, " ".join(files)), default="")
-    return sorted(re.sub(f"(?!{last}){SNAPSHOT}", "earlier", name) for name in files)
+    last = max(re.findall(FOLDER, " ".join(files)), default="")
+    return sorted(re.sub(f"(?!{last}){FOLDER}", "earlier", name) for name in files)
 
 
 def difference(files, expected):
     """Returns in what the end of a run differs from the undisturbed run's, or ""."""
-    names, expected_names = map(comparable_names, (files, expected))
+    names, expected_names = names_of(files), names_of(expected)
     if names != expected_names:
-        return f"files {names}, not {expected_names}"
-    others = [name for name in names if "/snapshot" not in name and files[name] != expected[name]]
-    if others:
-        return f"other contents: {others}"
+        return f"it leaves {names}, not {expected_names}"
+    if any(files[name] != expected[name] for name in names if "/snapshot" not in name):
+        return "what it exports is not the same"
     if files != expected and not equal(snapshots(files), snapshots(expected)):
-        return "other weights, optimizer or position"
+        return "its weights, optimizer or position are not the same"
     return ""
 
 
 def after_power_cut(points, renames_are_lost):
     """Returns the files that a power cut leaves: what was not synced is gone.
 
-    So are, in the worst case, the renames since the last sync: no script syncs its folder. The
-    journal of a file system keeps their order.
+    No script syncs a folder: the last renames may be gone as well. The next sync on the same disk
+    commits them, since file systems with a journal, such as ext4 and XFS, keep the order.
     """
     names, synced, on_disk = {}, {}, {}
     for number, (_, name, _, more) in enumerate(points):
@@ -203,143 +215,128 @@ def after_power_cut(points, renames_are_lost):
             names.pop(more[0], None)
         elif operation == "fsync":
             synced[names[more[0]]] = more[1]
-            on_disk = names.copy()
-    return {path: synced.get(file) for path, file in (on_disk if renames_are_lost else names).items()}
-
-
-def undisturbed(file, **variables):
-    """Returns a life that nothing ends, and its files."""
-    run = Run(file, **variables)
-    life = run.live()
-    if life.status != 0:
-        sys.exit(f"{file} fails without a kill: {life.output}")
-    files = run.files()
-    shutil.rmtree(run.root)
-    return life, files
-
-
-def last_life(run, expected, known):
-    """Returns start and steps of the life that no kill ends, and what is wrong with it, or "".
-
-    All that it knows of the lives before are files. If they are as after another kill, so is it.
-    """
-    path = known / hashlib.sha256(repr(run.files()).encode()).hexdigest()
-    if not path.exists():
-        life = run.live()
-        wrong = "" if life.status == 0 else f"it does not resume: {life.output}"
-        wrong = wrong or difference(run.files(), expected)
-        path.write_text(json.dumps([life.start(), life.steps(), wrong]))
-    return json.loads(path.read_text())
-
-
-def try_kills(run, undisturbed_life, expected, known, promise=(0, 0)):
-    """Returns what is wrong after the kills of a run, each in one life, or ""."""
-    steps, fired = 0, 0
-    while fired < len(run.kills):
-        life = run.live()
-        steps += life.steps()
-        before, fired = fired, len(list(run.control.glob("fired*")))
-        if life.status is None:
-            return f"it hangs: {life.output}"
-        if life.start() < promise:
-            return f"it resumes from {life.start()}, and has logged {promise}"
-        if fired == 0:
-            return f"it did not come to this point again: {life.output}"
-        if life.status == 0:  # it has ended before the second kill, or the signal came too late
-            return difference(run.files(), expected)
-        if fired == before:
-            return f"it does not resume: {life.output}"
-        promise = max(promise, life.promise())
-    start, last_steps, wrong = last_life(run, expected, known)
-    if tuple(start) < promise:
-        return f"it resumes from {start}, and has logged {promise}"
-    if run.kills and run.kills[0][0].startswith("sigterm"):
-        if steps + last_steps != undisturbed_life.steps():
-            return f"{steps} + {last_steps} steps, not {undisturbed_life.steps()}"
-    return wrong
+            node = more[0].partition("/")[0]
+            others = {path: file for path, file in on_disk.items() if not path.startswith(node)}
+            on_disk = others | {path: names[path] for path in names if path.startswith(node)}
+    left = on_disk if renames_are_lost else names
+    return {path: synced.get(file) for path, file in left.items()}
 
 
 def power_cuts(points):
-    """Returns the power cuts that leave different files, and the most that each has promised."""
+    """Returns a trial for each power cut that leaves other files, or has promised more."""
     found = {}
     for end, (rank, name, count, _) in enumerate(points):
         log = "".join(more[0] for _, name, _, more in points[:end] if name == "log")
-        promise = Life(0, log, []).promise(lost=1)
         for mode in ("power", "power_and_renames"):
             files = after_power_cut(points[:end], mode == "power_and_renames")
-            found[repr((files, promise))] = ([mode, rank, name, count], files, promise)
-    return found.values()
+            trial = ([], files, promised(log, lost=1))
+            found[repr(trial)] = (f"{mode}:{rank}:{name}:{count}", trial)
+    return dict(found.values())
 
 
-def trials(file, points, args):
-    """Returns the kills to try, each with its mode: a list for each run."""
-    rng = random.Random(args.seed)
-    number = collections.Counter(point[:2] for point in points)
-    kept = {key: set(rng.sample(range(1, n + 1), min(n, args.writes))) for key, n in number.items()}
-    points = [p for p in points if not p[1].startswith("write") or p[2] in kept[p[:2]]]
+def kills(file, points, rng):
+    """Returns a trial for each way to kill at each point; of many writes into a file, at some."""
+    modes = SIGKILLS + SIGTERMS * (Path(file).name in STOPPED)
+    times = collections.Counter(point[:2] for point in points)
+    many = {key: n for key, n in times.items() if key[1].startswith("write") and n > MANY_WRITES}
+    some = {key: rng.sample(range(1, n + 1), 20) for key, n in many.items()}
+    kept = [point for point in points if point[2] in some.get(point[:2], [point[2]])]
+    return trials([[(mode, *point)] for mode in modes for point in kept])
+
+
+def pairs(points, number, rng):
+    ranks = [[("rank", *point) for point in points if point[0] == rank] for rank in (0, 1)]
+    return trials([[rng.choice(ranks[0]), rng.choice(ranks[1])] for _ in range(number)])
+
+
+def trials(runs):
+    """Returns what `try_kills` takes, by a name."""
+    return {"+".join(":".join(map(str, k)) for k in kills): (kills, {}, (0, 0)) for kills in runs}
+
+
+def try_kills(trial, file, expected, lives):
+    """Returns what is wrong after some kills, each in one life, or "", or None: a kill was missed.
+
+    The first life finds `files`, and must not start from before what was `promise`d.
+    """
+    kills, files, promise = trial
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(folder, file, kills)
+        write_files(folder, files)
+        steps, fired = 0, 0
+        while True:
+            before = fired
+            life = run.live() if fired < len(kills) else run.live_unless_known(lives)
+            fired = run.fired()
+            steps += life.steps()
+            if life.status is None:
+                return f"it hangs: {life.output}"
+            if life.start() < promise:
+                return f"it resumes from {life.start()}, and the log has named {promise}"
+            if life.status == 0:
+                break
+            if fired == before:
+                return f"it does not resume: {life.output}"
+            promise = max(promise, promised(life.output))
+        if kills and fired == 0:
+            return None
+        if kills and kills[0][0] in SIGTERMS and steps != expected.steps():
+            return f"it trains {steps} steps in all, not {expected.steps()}"
+        return difference(life.files, expected.files)
+
+
+def undisturbed(file, **variables):
+    with tempfile.TemporaryDirectory() as folder:
+        life = Run(folder, file, **variables).live()
+    if life.status != 0:
+        sys.exit(f"every_kill: {file} fails without a kill: {life.output}")
+    return life
+
+
+def check(file, args):
+    """Prints each failure, and the command that tries it again; returns how many there are."""
+    start, rng = time.monotonic(), random.Random(args.seed)
+    expected = undisturbed(file, **{"KILL_LINES": "1"} if args.lines else {})
+    points = [point[:3] for point in expected.points]
     if args.lines:
         points = [point for point in points if point[1].startswith("line ")]
     if args.pairs:
-        ranks = [[("rank", *point) for point in points if point[0] == rank] for rank in (0, 1)]
-        return [[*map(rng.choice, ranks)] for _ in range(args.pairs)]
-    modes = [mode for mode in args.modes if mode != "power"]
-    if Path(file).name not in STOPPED:
-        modes = [mode for mode in modes if not mode.startswith("sigterm")]
-    return [[(mode, *point)] for mode in modes for point in points]
-
-
-def try_one(file, kills, files, promise, life, expected, known):
-    run = Run(file, kills)
-    try:
-        write_files(run.root, files)
-        return try_kills(run, life, expected, known, promise)
-    finally:
-        shutil.rmtree(run.root)
-
-
-def check(file, args, pool, known):
-    """Tries all; prints what falls, each with the command that tries it again; returns how many."""
-    start = time.monotonic()
-    life, expected = undisturbed(file, **({"KILL_LINES": "1"} if args.lines else {}))
-    tried = {}
-    for kills in trials(file, [point[:3] for point in life.points], args):
-        tried[" + ".join(":".join(map(str, kill)) for kill in kills)] = (kills, {}, (0, 0))
-    if "power" in args.modes and not args.pairs:
-        for where, files, promise in power_cuts(undisturbed(file, KILL_BUFFERS="1")[0].points):
-            tried[":".join(map(str, where))] = ([], files, promise)
-    if args.at:
-        tried = {name: trial for name, trial in tried.items() if name in args.at}
-    names = list(tried)[:: args.every]
-    futures = [pool.submit(try_one, file, *tried[name], life, expected, known) for name in names]
-    bad = 0
-    for name, future in zip(names, futures, strict=True):
-        if wrong := future.result():
-            bad += 1
-            print(f"BAD: {wrong}\n  python -m tools.chain.every_kill {file} --at {name!r}", flush=True)
-    counts = collections.Counter(name.partition(":")[0] for name in names)
+        found = pairs(points, args.pairs, rng)
+    else:
+        found = kills(file, points, rng)
+        found |= power_cuts(undisturbed(file, KEEP_BUFFERS="1").points)
+    names = fnmatch.filter(found, args.at)
+    names = rng.sample(names, math.ceil(len(names) * args.share))
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(JOBS, context) as pool, tempfile.TemporaryDirectory() as lives:
+        more = (file, expected, Path(lives))
+        tried = {name: pool.submit(try_kills, found[name], *more) for name in names}
+        wrong = {name: future.result() for name, future in tried.items()}
+    for name, what in wrong.items():
+        if what:
+            print(f"python -m tools.chain.every_kill {file} --at {name!r}\n  {what}")
+    modes = collections.Counter(name.partition(":")[0] for name in names)
+    counts = ", ".join(f"{count} {mode}" for mode, count in modes.items())
+    bad, missed = sum(map(bool, wrong.values())), list(wrong.values()).count(None)
     minutes = (time.monotonic() - start) / 60
-    print(f"{file}: {len(life.points)} points; {dict(counts)}; {bad} bad; {minutes:.1f} min", flush=True)
-    return bad
+    print(f"{file}: {len(points)} points, runs: {counts}: {bad} bad, {missed} missed", end="")
+    print(f" in {minutes:.1f} minutes", flush=True)
+    return bad + (missed > len(names) / 20)
 
 
 def main():
     parser = argparse.ArgumentParser(prog="python -m tools.chain.every_kill", description=__doc__)
-    parser.add_argument("files", nargs="*", default=list(OPTIONS))
-    parser.add_argument("--modes", nargs="+", default=MODES)
-    parser.add_argument("--every", type=int, default=1)
-    parser.add_argument("--at", action="append")
-    parser.add_argument("--lines", action="store_true")
-    parser.add_argument("--pairs", type=int)
-    parser.add_argument("--writes", type=int, default=80)
+    parser.add_argument("files", nargs="*", default=list(OPTIONS), metavar="FILE")
+    parser.add_argument("--at", default="*", help="only here: a failure as it was printed, or a pattern")
+    parser.add_argument("--share", type=float, default=1, help="of the kills, at random")
+    parser.add_argument("--pairs", type=int, help="kill both ranks so often, each at some point")
+    parser.add_argument("--lines", action="store_true", help="a point is a line, not an operation")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=2)
     args = parser.parse_args()
-    bad = 0
-    context = multiprocessing.get_context("spawn")
     for file in args.files:
-        with concurrent.futures.ProcessPoolExecutor(args.jobs, context) as pool, tempfile.TemporaryDirectory() as known:
-            bad += check(file, args, pool, Path(known))
-    sys.exit(bad > 0)
+        if not any(Path(file).name == Path(name).name for name in OPTIONS):
+            parser.error(f"{file} is none of {', '.join(OPTIONS)}")
+    sys.exit(sum([check(file, args) for file in args.files]) > 0)
 
 
 if __name__ == "__main__":
