@@ -72,6 +72,17 @@ def load(path):
     return torch.load(path, weights_only=True)
 
 
+def equal_snapshots(one, other):
+    """Tells whether two snapshots are equal, bit for bit."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(
+            equal_snapshots(one[key], other[key]) for key in one
+        )
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(equal_snapshots, one, other))
+    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+
+
 def max_abs_diff(results, others):
     """Returns the largest difference between the tensors of two lists."""
     return max((a - b).abs().max().item() for a, b in zip(results, others, strict=True))
