@@ -44,6 +44,11 @@ SETUP = f"""
 if hasattr(script, "ToyDataset"):
     ToyDataset = script.ToyDataset
     script.ToyDataset = lambda _: ToyDataset(24)
+
+    class Dropout(script.ToyModel):
+        def forward(self, inputs):
+            return super().forward(nn.functional.dropout(inputs, 0.1))
+    script.ToyModel = Dropout
 # The ranks ask after each step whether to stop, however long the steps take.
 script.Trainer.next_check = property(lambda self: self.steps, lambda self, step: None)
 sys.path.insert(0, {str(ROOT)!r})
@@ -280,14 +285,18 @@ def undisturbed(file, **variables):
     return life
 
 
+def trials_of(file, points, num_pairs=0, rng=random):
+    """Returns what `try_kills` is to try, by name."""
+    kills = kills_of(file, [point[:3] for point in points], num_pairs, rng)
+    cuts = {} if num_pairs else power_cuts(undisturbed(file, KEEP_BUFFERS="1").points)
+    return {name_of(some): (some, {}, (0, 0)) for some in kills} | cuts
+
+
 def check(file, args):
     """Prints each failure with the command that repeats it; returns how many there are."""
     start, rng = time.monotonic(), random.Random(args.seed)
     expected = undisturbed(file)
-    points = [point[:3] for point in expected.points]
-    trials = {name_of(k): (k, {}, (0, 0)) for k in kills_of(file, points, args.pairs, rng)}
-    if not args.pairs:
-        trials |= power_cuts(undisturbed(file, KEEP_BUFFERS="1").points)
+    trials = trials_of(file, expected.points, args.pairs, rng)
     names = fnmatch.filter(trials, args.at)
     names = rng.sample(names, math.ceil(len(names) * args.share))
     context = multiprocessing.get_context("spawn")
@@ -305,7 +314,10 @@ def check(file, args):
     counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
     missed = list(results.values()).count(None)
     minutes = (time.monotonic() - start) / 60
-    print(f"{file}: {len(points)} points: {counts}: {len(wrong)} bad, {missed} missed", end="")
+    print(
+        f"{file}: {len(expected.points)} points: {counts}: {len(wrong)} bad, {missed} missed",
+        end="",
+    )
     print(f", {minutes:.1f} minutes", flush=True)
     return len(wrong) + (missed > len(names) / 20)  # an mkdir, if another rank was faster
 
