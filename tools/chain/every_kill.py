@@ -177,6 +177,8 @@ def names_of(files):
 
 def difference(files, expected, file):
     """Returns in what the end of a run differs from the undisturbed run's, or ""."""
+    if files == expected:
+        return ""
     names = names_of(files)
     if names != names_of(expected):
         return f"it leaves {names}, not {names_of(expected)}"
@@ -299,26 +301,22 @@ def check(file, args):
     trials = trials_of(file, expected.points, args.pairs, rng)
     names = fnmatch.filter(trials, args.at)
     names = rng.sample(names, math.ceil(len(names) * args.share))
-    context = multiprocessing.get_context("spawn")
-    with (
-        ProcessPoolExecutor(os.cpu_count(), context) as pool,
-        tempfile.TemporaryDirectory() as lives,
-    ):
+    pool = ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn"))
+    with pool, tempfile.TemporaryDirectory() as lives:
         more = (file, expected, Path(lives))
         tried = {name: pool.submit(try_kills, trials[name], *more) for name in names}
         results = {name: future.result() for name, future in tried.items()}
     wrong = {name: result for name, result in results.items() if result}
+    command = f"python -m tools.chain.every_kill {file} --seed {args.seed}"
+    command += f" --pairs {args.pairs}" if args.pairs else ""
     for name, result in wrong.items():
-        print(f"python -m tools.chain.every_kill {file} --at '{name}'\n  {result}")
+        print(f"{command} --at '{name}'\n  {result}")
     kinds = collections.Counter(name.partition(":")[0] for name in names)
     counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
     missed = list(results.values()).count(None)
     minutes = (time.monotonic() - start) / 60
-    print(
-        f"{file}: {len(expected.points)} points: {counts}: {len(wrong)} bad, {missed} missed",
-        end="",
-    )
-    print(f", {minutes:.1f} minutes", flush=True)
+    counts += f": {len(wrong)} bad, {missed} missed, {minutes:.1f} minutes"
+    print(f"{file}: {len(expected.points)} points: {counts}", flush=True)
     return len(wrong) + (missed > len(names) / 20)  # an mkdir, if another rank was faster
 
 
