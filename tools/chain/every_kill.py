@@ -300,6 +300,8 @@ def check(file, args):
     expected = undisturbed(file)
     trials = trials_of(file, expected.points, args.pairs, rng)
     names = fnmatch.filter(trials, args.at)
+    if not names:
+        sys.exit(f"every_kill: {file} has no kill {args.at}")
     names = rng.sample(names, math.ceil(len(names) * args.share))
     pool = ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn"))
     with pool, tempfile.TemporaryDirectory() as lives:
@@ -329,8 +331,11 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     for file in args.files:
-        if Path(file).name not in [Path(name).name for name in OPTIONS]:
-            parser.error(f"{file} is none of {', '.join(OPTIONS)}")
+        known = [name for name in OPTIONS if Path(name).name == Path(file).name]
+        if not known or not Path(ROOT, file).is_file():
+            parser.error(f"{file} is no file, or none of these: {', '.join(OPTIONS)}")
+    if not 0 < args.share <= 1:
+        parser.error("--share must be more than 0, and 1 at most")
     sys.exit(sum([check(file, args) for file in args.files]) > 0)
 
 
