@@ -1,26 +1,32 @@
 """tools/chain/every_kill.py finds no point of a run at which a kill costs a sample; and would."""
 
 import fnmatch
+from pathlib import Path
 
 import pytest
 
 from tools.chain import every_kill
 from tools.steps import ROOT
 
+TMP = ("tmp_path = f", "tmp_path = path or f")  # writes in place
+FSYNC = ("os.fsync(", "print(")
+POSITION = ("self.samples_run = snapshot", "snapshot")
+
 
 @pytest.mark.parametrize(
-    ("old", "new", "at", "wrong"),
+    ("file", "old_and_new", "at", "wrong"),
     [
-        ("", "", "rank:0:* node0/snapshot.pt.tmp:2", ""),
-        ("", "", "power*:0:log:3", ""),
-        ('tmp_path = f"{path}.tmp"', "tmp_path = path", "all:0:write*:100", "cannot load"),
-        ("os.fsync(file.fileno())", "pass", "power:0:log:3", "cannot load"),
-        ("self.samples_run = snapshot", "snapshot", "rank:0:step:5", "it resumes from (1, 0)"),
+        ("resumable.py", ("", ""), "rank:0:* node0/snapshot.pt.tmp:2", ""),
+        ("resumable.py", ("", ""), "power*:0:log:3", ""),
+        ("resumable.py", TMP, "all:0:write*:100", "cannot load"),
+        ("resumable.py", FSYNC, "power:0:log:3", "cannot load"),
+        ("resumable.py", POSITION, "rank:0:step:5", "it resumes from (1, 0)"),
+        ("gpt/async_save.py", ("", ""), "all:0:open*_000000000008/.metadata.tmp:1", ""),
     ],
 )
-def test_kills(tmp_path, old, new, at, wrong):
-    script = tmp_path / "resumable.py"
-    script.write_text((ROOT / script.name).read_text().replace(old, new))
+def test_kills(tmp_path, file, old_and_new, at, wrong):
+    script = tmp_path / Path(file).name
+    script.write_text((ROOT / file).read_text().replace(*old_and_new))
     expected = every_kill.undisturbed(str(script))
     trials = every_kill.trials_of(str(script), expected.points)
     names = fnmatch.filter(trials, at)

@@ -112,7 +112,9 @@ class Run:
         options = next(OPTIONS[name] for name in OPTIONS if Path(name).name == script.name)
         self.command = f"{script} {options}"
         write_text(self.folder / "text", 24 + 8, 8)
-        if "--model" in self.command:
+        if "--text" in options:  # a copy that the user keeps
+            (self.nodes[0] / "snapshot" / "epoch_best").mkdir(parents=True)
+        if "--model" in options:
             make_model(self.folder / "model", "Llama")
             write_chats(self.folder / "text", 24 + 8)
 
