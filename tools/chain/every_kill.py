@@ -115,6 +115,10 @@ class Run:
         if "--text" in options:  # a copy that the user keeps
             (self.nodes[0] / "snapshot" / "epoch_best").mkdir(parents=True)
         if "--model" in options:
+            modules = ["transformers.models.llama.modeling_llama", "torch.distributed.checkpoint"]
+            Ranks.fork_context.set_forkserver_preload(
+                modules
+            )  # else, each rank imports for seconds
             make_model(self.folder / "model", "Llama")
             write_chats(self.folder / "text", 24 + 8)
 

@@ -33,6 +33,7 @@ def make_model(folder, kind, dtype=torch.bfloat16, **changes):
     import transformers  # takes seconds
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+    transformers.utils.logging.disable_progress_bar()
     config = getattr(transformers, f"{kind}Config")(**CONFIG | changes)
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
