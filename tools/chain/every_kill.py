@@ -26,7 +26,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from tools.launch.jobs import Ranks
+from tools.launch.jobs import Ranks, TimeLimit
 from tools.launch.patched import patch
 from tools.launch.snapshots import (
     equal_snapshots,
@@ -129,8 +129,12 @@ class Run:
         for path in [*self.control.glob("*.pid"), *self.control.glob("points")]:
             path.unlink()
         job = Ranks(self.command, self.nodes, self.variables, ())
-        with contextlib.suppress(AssertionError):
-            job.wait(LIFE_S)
+        limit = TimeLimit(LIFE_S)
+        while job.status() is None and not limit.passed():
+            if any(rank.exitcode for rank in job.ranks):  # which each node's torchrun learns
+                for rank in job.ranks:
+                    rank.terminate()
+            time.sleep(0.01)
         status, output = job.status(), job.output
         job.end()
         job.log.unlink()
@@ -320,7 +324,7 @@ def check(file, args):
     for name, result in wrong.items():
         print(f"{command} --at '{name}'\n  {result}")
     kinds = collections.Counter(name.partition(":")[0] for name in names)
-    counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+    counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
     missed = list(results.values()).count(None)
     minutes = (time.monotonic() - start) / 60
     counts += f": {len(wrong)} bad, {missed} missed, {minutes:.1f} minutes"

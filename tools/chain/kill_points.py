@@ -6,6 +6,7 @@ none, and so after the operation before.
 
 import builtins
 import collections
+import contextlib
 import io
 import json
 import os
@@ -59,7 +60,8 @@ def signal_all(signum):
     """Signals all ranks that have started, this one last."""
     pids = [int(path.stem) for path in CONTROL.glob("*.pid")]
     for pid in sorted(pids, key=os.getpid().__eq__):
-        os.kill(pid, signum)
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.kill(pid, signum)
 
 
 def on_disk(path, folder=-1):
