@@ -249,6 +249,7 @@ class Trainer:
         self._log(f"{self.epochs_run} of {total} epochs done, {steps}, on {where}")
         if self.epochs_run >= total:
             self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
+            self._save_snapshot()  # a node that failed at the end lacks the last one
         epochs = range(self.epochs_run, total)
         # With disable=None, tqdm shows the bar on a terminal only.
         progress = tqdm(epochs, unit="epoch", disable=None if self.is_main else True)

@@ -1,9 +1,7 @@
 """What tests change in scripts, and the reference for their results."""
 
-import inspect
 import re
 import subprocess
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +10,10 @@ from torch import nn
 
 import singlegpu
 from tools.launch.jobs import TIMEOUT_S, environment, missing_packages
+from tools.launch.patched import after as after
+from tools.launch.patched import before as before
+from tools.launch.patched import patch as patch
+from tools.launch.snapshots import equal_snapshots as equal_snapshots
 from tools.launch.snapshots import load, load_gpt, max_abs_diff
 from tools.steps import ROOT, STEPS
 
@@ -59,64 +61,6 @@ def documented_error(line, *changes):
         assert line.count(old) == 1, (old, line)
         line = line.replace(old, new)
     return line
-
-
-def before(owner, name):
-    """Decorates what `owner.name` is to call first, with its own arguments."""
-
-    def decorate(function):
-        original = getattr(owner, name)
-
-        def call_both(*args, **options):
-            function(*args, **options)
-            return original(*args, **options)
-
-        setattr(owner, name, call_both)
-
-    return decorate
-
-
-def after(owner, name):
-    """Decorates what `owner.name` is to call at its end, with its own arguments."""
-
-    def decorate(function):
-        original = getattr(owner, name)
-
-        def call_both(*args, **options):
-            result = original(*args, **options)
-            function(*args, **options)
-            return result
-
-        setattr(owner, name, call_both)
-
-    return decorate
-
-
-def patch(folder, script, setup="", name=""):
-    """Writes a script that runs `script` after `setup`, Python code that changes it.
-
-    In `setup`, the module of the script is called `script`, and its main has not run yet; `before`
-    and `after` are there as well. The ranks of multigpu.py, too, can then be started as others are,
-    one by one. Returns the path.
-    """
-    rank = 'int(os.environ.pop("LOCAL_RANK")), ' if script == "multigpu.py" else ""
-    path = folder / (name or Path(script).name)
-    path.unlink(missing_ok=True)  # it may be a link to the script itself
-    path.write_text(f"""
-import functools, importlib.util, os, sys, time
-import torch
-from torch import nn
-{inspect.getsource(before)}
-{inspect.getsource(after)}
-spec = importlib.util.spec_from_file_location("script", {str(ROOT / script)!r})
-script = importlib.util.module_from_spec(spec)
-sys.modules["script"] = script
-spec.loader.exec_module(script)
-{setup}
-if __name__ == "__main__":
-    script.main({rank}script.parse_args())
-""")
-    return path
 
 
 # What follows is `setup` for `patch`.
@@ -323,14 +267,3 @@ def assert_equal(one, other):
     assert position(one) == position(other)
     # A resumed run adds the same numbers in another order.
     assert load(one)["loss"] == pytest.approx(load(other)["loss"], rel=1e-6)
-
-
-def equal_snapshots(one, other):
-    """Tells whether two snapshots are equal, bit for bit."""
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(
-            equal_snapshots(one[key], other[key]) for key in one
-        )
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(equal_snapshots, one, other))
-    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other

@@ -5,10 +5,8 @@ import json
 import pytest
 import torch
 import torch.distributed as dist
-import transformers
 from helpers import LIMIT_MEMORY, PLAIN_SGD, SIGNAL, patch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -17,39 +15,17 @@ from transformers import (
 )
 
 from gpt import finetune, finetune_chat
-from tools.launch.snapshots import load_gpt, max_abs_diff, write_text
+from tools.launch.snapshots import (
+    CHAT_TEMPLATE,
+    CONFIG,
+    load_gpt,
+    make_model,
+    max_abs_diff,
+    write_chats,
+    write_text,
+)
 
 BATCH_SIZE, STEPS, CONTEXT = 12, 15, 8
-CHAT_TEMPLATE = (
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }};{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
-)
-CONFIG = {
-    "vocab_size": 300,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-}
-
-
-def make_model(folder, kind, dtype=torch.bfloat16, **changes):
-    """Saves a model with random weights, and a tokenizer of bytes and " a"; returns its size."""
-    config = getattr(transformers, f"{kind}Config")(**CONFIG | changes)
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
-    model.save_pretrained(folder, max_shard_size="5MB")
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {token: n for n, token in enumerate([*letters, "Ġa"])}
-    tokenizer = Tokenizer(models.BPE(vocab, [("Ġ", "a")]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, chat_template=CHAT_TEMPLATE
-    ).save_pretrained(folder)
-    return model.num_parameters()
 
 
 def start(shell, ranks, name, setup, options="", file="gpt/finetune.py", **variables):
@@ -99,15 +75,6 @@ def test_finetuned(shell, kind, tied):
     with torch.no_grad():
         logits = several(torch.arange(16)[None]).logits
     assert max_abs_diff([logits], [torch.load(shell.folder / "several_exported.pt")]) < 1e-5
-
-
-def write_chats(path, count):
-    """Writes chats whose answers have one to six words."""
-    with open(path, "w") as file:
-        for number in range(count):
-            messages = [{"role": "user", "content": f"Say {number}!"}]
-            messages.append({"role": "assistant", "content": f"{number} " * (1 + number % 6)})
-            file.write(json.dumps({"messages": messages}) + "\n")
 
 
 HELLO = {"role": "user", "content": "Hi"}

@@ -45,7 +45,7 @@ RECIPES = [
 ]
 LATER_RECIPES = [  # of stages that save within an epoch
     Step("preemptible.py", "recipes/step_timeout.py", 30),
-    Step("elastic_ddp.py", "recipes/own_disks.py", 8),
+    Step("elastic_ddp.py", "recipes/own_disks.py", 9),
     Step("elastic_ddp.py", "recipes/stream.py", 80),
     Step("elastic_ddp.py", "recipes/save_after_failure.py", 23),
     Step("recipes/save_after_failure.py", "recipes/regroup.py", 116),

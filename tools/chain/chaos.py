@@ -5,7 +5,7 @@ type, on a random node, at a random moment, half of them before the job is up ag
 comes once before one comes again. The snapshot is on a shared disk or, with --local-disks, each
 node has its own. At the end: did the job ever resume from an older snapshot than it had logged, and
 are its weights those of singlegpu.py, undisturbed? Both compute in float64, since in float32 the
-rounding of so many steps would hide a fault's traces.
+rounding of so many steps would hide a fault's traces. every_kill.py kills ranks, at each point.
 """
 
 import argparse
@@ -36,15 +36,15 @@ def run(*command):
     return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S).stdout
 
 
-def kill(node, mark="SLURM_STEP_ID=", signum=signal.SIGKILL):
-    """Signals the node's processes with `mark`, a pattern, in their environment or command line."""
+def kill(node, mark="SLURM_STEP_ID="):
+    """Kills the node's processes with `mark`, a pattern, in their environment or command line."""
     init_pid = (Path(shutil.which("on")).parent.parent / node / "pid").read_text().strip()
     network = os.stat(f"/proc/{init_pid}/ns/net").st_ino
     for pid, environment in environments().items():
         with contextlib.suppress(OSError):  # it has just ended
             text = environment + Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
             if os.stat(f"/proc/{pid}/ns/net").st_ino == network and re.search(mark, text):
-                os.kill(pid, signum)
+                os.kill(pid, signal.SIGKILL)
 
 
 def slurmd_start(node):
@@ -59,22 +59,6 @@ def slurmd_start(node):
 def crash(node, job):
     """torchrun and its ranks killed"""
     kill(node)
-
-
-def crash_of_all(node, job):
-    """torchrun and its ranks killed on every node"""
-    for name in NODES:
-        kill(name)
-
-
-def crash_of_rank(node, job):
-    """one rank killed"""
-    kill(node, "LOCAL_RANK=0")
-
-
-def sigterm(node, job):
-    """SIGTERM to torchrun and its ranks"""
-    kill(node, signum=signal.SIGTERM)
 
 
 def crash_of_slurmstepd(node, job):
@@ -119,8 +103,8 @@ def preemption(node, job):
     run(*urgent.split())
 
 
-FAULT_TYPES = [crash, crash_of_all, crash_of_rank, sigterm, crash_of_slurmstepd, network_outage]
-FAULT_TYPES += [short_power_cut, long_power_cut, requeue, preemption]
+FAULT_TYPES = [crash, crash_of_slurmstepd, network_outage, short_power_cut, long_power_cut]
+FAULT_TYPES += [requeue, preemption]
 
 
 class ChaosRun:

@@ -1,16 +1,61 @@
 """Reads what the scripts save, and writes what they read."""
 
+import json
 import random
 import re
 import tempfile
 
 import torch
 
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }};{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+CONFIG = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+}
+
 
 def write_text(path, chunks, context):
     """Writes so many chunks of random letters."""
     letters = random.Random(0).choices(b"abcdefgh", k=chunks * context + 1)
     path.write_bytes(bytes(letters))
+
+
+def make_model(folder, kind, dtype=torch.bfloat16, **changes):
+    """Saves a model with random weights, and a tokenizer of bytes and " a"; returns its size."""
+    import transformers  # takes seconds
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    transformers.utils.logging.disable_progress_bar()
+    config = getattr(transformers, f"{kind}Config")(**CONFIG | changes)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.save_pretrained(folder, max_shard_size="5MB")
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: n for n, token in enumerate([*letters, "Ġa"])}
+    tokenizer = Tokenizer(models.BPE(vocab, [("Ġ", "a")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, chat_template=CHAT_TEMPLATE
+    ).save_pretrained(folder)
+    return model.num_parameters()
+
+
+def write_chats(path, count):
+    """Writes chats whose answers have one to six words."""
+    with open(path, "w") as file:
+        for number in range(count):
+            messages = [{"role": "user", "content": f"Say {number}!"}]
+            messages.append({"role": "assistant", "content": f"{number} " * (1 + number % 6)})
+            file.write(json.dumps({"messages": messages}) + "\n")
 
 
 def load_gpt(path):
@@ -26,6 +71,17 @@ def load_gpt(path):
 
 def load(path):
     return torch.load(path, weights_only=True)
+
+
+def equal_snapshots(one, other):
+    """Tells whether two snapshots are equal, bit for bit."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(
+            equal_snapshots(one[key], other[key]) for key in one
+        )
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(equal_snapshots, one, other))
+    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
 
 
 def max_abs_diff(results, others):

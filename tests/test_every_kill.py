@@ -1,0 +1,36 @@
+"""tools/chain/every_kill.py finds no point of a run at which a kill costs a sample; and would."""
+
+import fnmatch
+from pathlib import Path
+
+import pytest
+
+from tools.chain import every_kill
+from tools.steps import ROOT
+
+TMP = ("tmp_path = f", "tmp_path = path or f")  # writes in place
+FSYNC = ("os.fsync(", "print(")
+POSITION = ("self.samples_run = snapshot", "snapshot")
+
+
+@pytest.mark.parametrize(
+    ("file", "old_and_new", "at", "wrong"),
+    [
+        ("resumable.py", ("", ""), "rank:0:* node0/snapshot.pt.tmp:2", ""),
+        ("resumable.py", ("", ""), "power*:0:log:3", ""),
+        ("resumable.py", TMP, "all:0:write*:100", "cannot load"),
+        ("resumable.py", FSYNC, "power:0:log:3", "cannot load"),
+        ("resumable.py", POSITION, "rank:0:step:5", "it resumes from (1, 0)"),
+        ("gpt/async_save.py", ("", ""), "all:0:open*_000000000008/.metadata.tmp:1", ""),
+    ],
+)
+def test_kills(tmp_path, file, old_and_new, at, wrong):
+    script = tmp_path / Path(file).name
+    script.write_text((ROOT / file).read_text().replace(*old_and_new))
+    expected = every_kill.undisturbed(str(script))
+    trials = every_kill.trials_of(str(script), expected.points)
+    names = fnmatch.filter(trials, at)
+    assert names
+    for name in names:
+        result = every_kill.try_kills(trials[name], str(script), expected, tmp_path)
+        assert wrong in result if wrong else result == "", (name, result)

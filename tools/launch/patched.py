@@ -1,0 +1,64 @@
+"""Changes scripts without an edit of their source."""
+
+import inspect
+from pathlib import Path
+
+from tools.steps import ROOT
+
+
+def before(owner, name):
+    """Decorates what `owner.name` is to call first, with its own arguments."""
+
+    def decorate(function):
+        original = getattr(owner, name)
+
+        def call_both(*args, **options):
+            function(*args, **options)
+            return original(*args, **options)
+
+        setattr(owner, name, call_both)
+
+    return decorate
+
+
+def after(owner, name):
+    """Decorates what `owner.name` is to call at its end, with its own arguments."""
+
+    def decorate(function):
+        original = getattr(owner, name)
+
+        def call_both(*args, **options):
+            result = original(*args, **options)
+            function(*args, **options)
+            return result
+
+        setattr(owner, name, call_both)
+
+    return decorate
+
+
+def patch(folder, script, setup="", name=""):
+    """Writes a script that runs `script` after `setup`, Python code that changes it.
+
+    In `setup`, the module of the script is called `script`, and its main has not run yet; `before`
+    and `after` are there as well. The ranks of multigpu.py, too, can then be started as others are,
+    one by one. Returns the path.
+    """
+    rank = 'int(os.environ.pop("LOCAL_RANK")), ' if script == "multigpu.py" else ""
+    path = folder / (name or Path(script).name)
+    path.unlink(missing_ok=True)  # it may be a link to the script itself
+    path.write_text(f"""
+import functools, importlib.util, os, sys, time
+import torch
+from torch import nn
+{inspect.getsource(before)}
+{inspect.getsource(after)}
+spec = importlib.util.spec_from_file_location("script", {str(ROOT / script)!r})
+script = importlib.util.module_from_spec(spec)
+sys.modules["script"] = script
+spec.loader.exec_module(script)
+{setup}
+if __name__ == "__main__":
+    script.main({rank}script.parse_args())
+""")
+    return path
