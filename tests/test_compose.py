@@ -66,6 +66,7 @@ OPTIONS = {
     "elastic_ddp.py": "--global_batch_size 64",
     "recipes/own_disks.py": "--snapshot_path snapshot",  # in the folder of each node
     **dict.fromkeys(["gpt/moe.py", "gpt/expert_parallel.py"], "--n_experts 2 --top_k 1"),
+    "gpt/documents.py": f"{GPT_OPTIONS['gpt/documents.py']} --recompute",
     "gpt/chunked_loss.py": "--loss_chunks 4 --recompute",
 }
 # These train to other weights than multinode.py, or gpt/pretrain.py; all others to the same.
@@ -142,7 +143,7 @@ class Run:
         folder.mkdir()
         path = patch(folder, script, f"{SHORT_GPT}{TRACE}{setup}")
         command = f"{path} 2 1 --snapshot_path {folder}/snapshot {options}"
-        ranks = [folder / "node1", folder / "node2"] * (ranks // 2)
+        ranks = [folder / "node1", folder / "node2"] * (ranks // 2) or [folder / "node1"]
         self.output = ""
         if stop:
             job = shell.ranks_on(ranks, command, **stop)
@@ -172,10 +173,9 @@ class Run:
         return model
 
 
-def train(shell, parts, script=None, setup="", stop=None):
+def train(shell, parts, script=None, setup="", stop=None, ranks=2):
     """Trains what `parts` train, by a script of theirs; each but a stopped one once."""
     data = next((part for part in parts if part in (*TOKENS, *FINETUNE)), parts[0])
-    ranks = 2
     files = dict.fromkeys(file for part in parts for file in reversed(ancestors(part)))
     options = " ".join(dict.fromkeys(OPTIONS.get(file, "") for file in files))
     if series(data) == "gpt":
@@ -211,11 +211,17 @@ def workshop(tmp_path_factory):
     shell.end_all()
 
 
+def write_composed(shell, parts):
+    """Returns the path of the script, and its lines with their sources."""
+    lines = compose(list(parts), "composed.py")
+    script = shell.folder / f"{'_'.join(parts).replace('/', '_')}"
+    script.write_text("\n".join(line for line, _ in lines) + "\n")
+    return script, lines
+
+
 def prove(shell, pair):
     """Asserts that a composed script does what its parts do, each as it does so alone."""
-    lines = compose(list(pair), "composed.py")
-    script = shell.folder / f"{'_'.join(pair).replace('/', '_')}"
-    script.write_text("\n".join(line for line, _ in lines) + "\n")
+    script, lines = write_composed(shell, pair)
     deciding = sorted({name for part in pair for name in decides(part)}, key=DECIDING.index)
     reference = (
         deciding[-1] if deciding else "gpt/pretrain.py" if series(pair[0]) else "multinode.py"
@@ -230,7 +236,12 @@ def prove(shell, pair):
         reference = next(name for name in deciding if name != "gpt/muon.py")
         more = WITH_MUON
     straight = train(shell, pair, script, setup)
-    weights, expected = straight.weights(), train(shell, [reference], setup=setup + more).weights()
+    twin, ranks, parts = None, 2, [reference]
+    if deciding == ["gpt/tokens.py", "gpt/moe.py"]:  # no file does both
+        parts, ranks = deciding, 1
+        twin, _ = write_composed(shell, deciding)
+    expected = train(shell, parts, twin, setup + more, ranks=ranks).weights()
+    weights = straight.weights()
     assert weights.keys() == expected.keys()
     diff = max_abs_diff([weights[name] for name in expected], expected.values())
     print(f"{' + '.join(pair)} differs from {reference} by {diff:.1e}")
