@@ -458,7 +458,7 @@ BY_THREE = "--n_head 3 --n_embd 33 --context 9"
         (
             "a",
             "schedule.py --val_tokens 99999999",
-            "0 chunks, and 73324 for validation: add text",
+            "for validation: add text, or change --val_tokens",
         ),
         ("aa", "hsdp.py --shard_size 3", "--shard_size 3 does not divide 2 ranks"),
         ("aabc", "hsdp.py", "unequal size: set --shard_size, which is [2, 2, 1, 1] by default"),

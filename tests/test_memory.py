@@ -15,7 +15,8 @@ from bench import memory, memory_peaks
 from gpt.pretrain import GPT
 
 SAMPLES, CONTEXT, N_EMBD = 8, 64, 384
-OPTIONS = {"pretrain": {}, "fsdp": {}, "llama": {"n_kv_head": 1}, "documents": {"n_kv_head": 1}}
+LLAMA = {"n_kv_head": 1, "n_hidden": N_EMBD * 8 // 3, "norm_eps": 1e-6, "rope_theta": 1e4}
+OPTIONS = {"pretrain": {}, "fsdp": {}, "llama": LLAMA, "documents": LLAMA}
 OPTIONS["moe"] = {"n_experts": 4, "top_k": 2}
 
 
