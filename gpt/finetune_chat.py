@@ -415,7 +415,7 @@ def parse_args():
     parser.add_argument("save_every", nargs="?", type=int, default=10, help="epochs per snapshot")
     parser.add_argument("--save_every_steps", type=int, default=100, help="steps per snapshot")
     parser.add_argument("--log_every_steps", type=int, default=10, help="steps per line in the log")
-    parser.add_argument("--skip_steps", type=int, nargs="*", default=[], help="if a loss was nan")
+    parser.add_argument("--skip_steps", type=int, nargs="*", default=[], help="of bad batches")
     parser.add_argument("--eval_every_steps", type=int, default=1000, help="steps per evaluation")
     parser.add_argument("--val_tokens", type=int, default=65536, help="the ends of the files")
     parser.add_argument("--batch_size", type=int, default=32, help="per device")
@@ -602,7 +602,8 @@ def main(args):
         pin_memory=device.type == "cuda",
     )
     val_sampler = DistributedSampler(val_set, shuffle=False, drop_last=True)  # none comes twice
-    val_loader = DataLoader(val_set, args.micro_batch_size, sampler=val_sampler)
+    val_batch_size = min(args.batch_size, args.micro_batch_size)
+    val_loader = DataLoader(val_set, val_batch_size, sampler=val_sampler)
     Trainer(model, train_loader, val_loader, loss_fn, optimizer, device, args).train()
     export(model, tokenizer, args)
     time.sleep(0.1)  # gloo may abort at exit without it (see pytorch#190489, the comments)

@@ -412,7 +412,7 @@ class Trainer:
             stop = self.steps == self.next_check and self._any_rank_stops()
             if self.steps % self.args.eval_every_steps == 0 and not stop:
                 self._evaluate()
-            if stop or self.steps % self.args.save_every_steps == 0:
+            if stop or self._steps_done() % self.args.save_every_steps == 0:
                 self.loss = self._mean_loss()
                 self._save_snapshot()
             if stop:
@@ -464,12 +464,13 @@ class Trainer:
         self._restart_clock()
 
     def _is_kept(self, folder):
-        """Returns whether it was saved after a multiple of `keep_every_steps` of an epoch."""
+        """Returns whether it is complete, and was saved after a multiple of `keep_every_steps`."""
         if self.args.keep_every_steps is None:
             return False
-        samples = int(folder.name.rpartition("_")[2])
+        _, epochs, _, samples = folder.name.split("_")
         step_size = self.train_loader.batch_size * self.train_loader.sampler.num_replicas
-        return samples > 0 and samples % (self.args.keep_every_steps * step_size) == 0
+        steps = int(epochs) * len(self.train_loader) + math.ceil(int(samples) / step_size)
+        return steps % self.args.keep_every_steps == 0 and (folder / ".metadata").exists()
 
     def _state_dict(self):
         """Returns what a snapshot holds, with the tensors in use, not copies of them."""
@@ -548,7 +549,7 @@ def parse_args():
     parser.add_argument("--save_every_steps", type=int, default=100, help="steps per snapshot")
     parser.add_argument("--keep_every_steps", type=int, help="snapshots to go back to")
     parser.add_argument("--log_every_steps", type=int, default=10, help="steps per line in the log")
-    parser.add_argument("--skip_steps", type=int, nargs="*", default=[], help="if a loss was nan")
+    parser.add_argument("--skip_steps", type=int, nargs="*", default=[], help="of bad batches")
     parser.add_argument("--eval_every_steps", type=int, default=1000, help="steps per evaluation")
     parser.add_argument("--val_tokens", type=int, default=65536, help="the ends of the files")
     parser.add_argument("--batch_size", type=int, default=32, help="per device")
@@ -680,7 +681,8 @@ def main(args):
         pin_memory=device.type == "cuda",
     )
     val_sampler = DistributedSampler(val_set, shuffle=False, drop_last=True)  # none comes twice
-    val_loader = DataLoader(val_set, args.micro_batch_size, sampler=val_sampler)
+    val_batch_size = min(args.batch_size, args.micro_batch_size)
+    val_loader = DataLoader(val_set, val_batch_size, sampler=val_sampler)
     Trainer(model, train_loader, val_loader, loss_fn, optimizer, device, args).train()
     if args.generate > 0:
         generated = model.generate(tokenizer, "\n", args.generate)

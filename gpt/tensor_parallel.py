@@ -468,7 +468,7 @@ def parse_args():
     parser.add_argument("save_every", nargs="?", type=int, default=10, help="epochs per snapshot")
     parser.add_argument("--save_every_steps", type=int, default=100, help="steps per snapshot")
     parser.add_argument("--log_every_steps", type=int, default=10, help="steps per line in the log")
-    parser.add_argument("--skip_steps", type=int, nargs="*", default=[], help="if a loss was nan")
+    parser.add_argument("--skip_steps", type=int, nargs="*", default=[], help="of bad batches")
     parser.add_argument("--eval_every_steps", type=int, default=1000, help="steps per evaluation")
     parser.add_argument("--val_tokens", type=int, default=65536, help="the ends of the files")
     parser.add_argument("--batch_size", type=int, default=32, help="per --tp_size devices")

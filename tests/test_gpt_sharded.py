@@ -370,18 +370,25 @@ def test_val_loss(shell, name, ranks, options, val_chunks):
     assert losses[0] == losses[1]
 
 
+@pytest.mark.long
 def test_kept_snapshots(shell):
-    """One of them, with those after it deleted, leads to the same end; a user's copy stays."""
-    options = "--save_every_steps 5 --keep_every_steps 10"
+    """One of them, with those after it deleted, leads to the same end; a user's copy stays.
+
+    Those after a kill are kept at the same steps.
+    """
+    options = "--keep_every_steps 10 --save_every_steps"
+    kill = {"SIGNAL": "9", "SIGNAL_AT": f"0 {16 * BATCH_SIZE}"}
     ends = []
     for _ in range(2):
-        start(shell, "async_save.py", "s", 2, options=options).succeeds()
+        start(shell, "async_save.py", "s", 2, options=f"{options} 5").succeeds()
         first, second, last, *copies = sorted((shell.folder / "s").iterdir())
         assert [path.name[-3:] for path in (first, second, last)] == ["120", "240", "000"]
         ends.append(load_gpt(shell.folder / "s"))
         shutil.copytree(first, shell.folder / "s" / "epoch_best", dirs_exist_ok=True)
         shutil.rmtree(second)
         shutil.rmtree(last)
+        job = start(shell, "async_save.py", "s", 2, SIGNAL, f"{options} 3", **kill)
+        assert job.wait() == -signal.SIGKILL
     assert copies and equal_snapshots(*ends)
 
 
