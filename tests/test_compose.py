@@ -433,7 +433,7 @@ def test_own_lines():
     "parts, checks",
     [
         ("preemptible.py recipes/tensorboard_logging.py", 19),
-        ("gpt/async_save.py gpt/three_d.py", 7),
+        ("gpt/async_save.py gpt/tensor_parallel.py", 7),
     ],
 )
 def test_checked(tmp_path, parts, checks):

@@ -345,6 +345,12 @@ HELD = {  # by each of two ranks at some time: weights of the model, and of the 
 }
 
 
+def comparable(event):
+    """Returns an event without its time, and without the size of what Python has pickled."""
+    line, name, _, *more = event
+    return [line, re.sub(r": gather [\d,]+", ": gather", name or ""), *more]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("file", RUNS)
 def test_recordings_are_as_the_scripts_are(file):
@@ -356,7 +362,7 @@ def test_recordings_are_as_the_scripts_are(file):
     ranks = new["attempts"][-1]
     for before, events in zip(old["attempts"][-1], ranks, strict=True):
         size = min(len(before), len(events)) if new["end"] == "fails" else None
-        assert [e[:2] + e[3:] for e in before[:size]] == [e[:2] + e[3:] for e in events[:size]]
+        assert [*map(comparable, before[:size])] == [*map(comparable, events[:size])]
     values = [event[2] for attempt in new["attempts"] for rank in attempt for event in rank]
     logged = "".join(found.get("log", "") for found in values).splitlines()
     printed = re.findall(r"^(?:epoch|rank|\d+ of|\S+ tokens/s|val loss) .*", output, re.MULTILINE)

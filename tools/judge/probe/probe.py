@@ -200,6 +200,7 @@ def install():
         torch.cuda.set_device = set_device
     if "PROBE_FLOAT64" in os.environ:
         torch.set_default_dtype(torch.float64)
+        torch.Tensor.float = torch.Tensor.double  # to which a loss casts its logits
         torch.cuda.is_bf16_supported = lambda including_emulation=True: False
     if "PROBE_STEP_S" in os.environ:
         for name in ("monotonic", "perf_counter", "time"):
