@@ -68,6 +68,36 @@ def test_rest_of_an_epoch(size, world_size):
         assert together == order[samples_run:] + (order * world_size)[:padding]
 
 
+@pytest.mark.long
+def test_killed_with_data_workers(shell, kills=5):
+    """With dropout, bit for bit the run that was left alone, and its loss at each snapshot."""
+    script = patch(shell.folder, RESUMABLE, RESIZE + SIGNAL + DROPOUT + LOG_LOSSES)
+    options = f"3 2 --num_workers 2 --snapshot_path {shell.folder}"
+    command = f"{script} {options}/uninterrupted --save_every_steps 1"
+    undisturbed_losses = logged_losses(shell.ranks(command, 2).succeeds())
+    chosen = sorted(random.sample(range(5, 3 * STEPS), kills))
+    print("kills before steps", chosen)
+    command = f"{script} {options}/killed --save_every_steps 5"
+    nodes = [shell.folder / "a", shell.folder / "b"]  # each rank saves before it dies, too
+    losses = {}
+    saved = 0  # the last step that is in a snapshot
+    for step in chosen:
+        killed_at = f"{step // STEPS} {step % STEPS * BATCH_SIZE}"
+        job = shell.ranks_on(nodes, command, SIGNAL="9", SIGNAL_AT=killed_at)
+        assert job.wait() == -signal.SIGKILL
+        losses |= logged_losses(job.output)
+        by_steps = saved + (step - saved) // 5 * 5
+        by_epochs = 2 * STEPS if step >= 2 * STEPS else 0
+        saved = max(by_steps, by_epochs)
+        end = (saved // STEPS, saved % STEPS * BATCH_SIZE)
+        assert position(shell.folder / "killed") == end, (chosen, job.output)
+    output = shell.ranks(command, 2).succeeds()
+    losses |= logged_losses(output)
+    assert f"{saved // STEPS} of 3 epochs done" in output
+    assert_equal(shell.folder / "uninterrupted", shell.folder / "killed")
+    assert losses == pytest.approx({at: undisturbed_losses[at] for at in losses}, rel=1e-6)
+
+
 def trained(folder):
     """Returns the numbers of the samples that processes have trained so far."""
     numbers = {

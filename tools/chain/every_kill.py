@@ -115,10 +115,9 @@ class Run:
         if "--text" in options:  # a copy that the user keeps
             (self.nodes[0] / "snapshot" / "epoch_best").mkdir(parents=True)
         if "--model" in options:
+            # Else, each rank imports them, for seconds.
             modules = ["transformers.models.llama.modeling_llama", "torch.distributed.checkpoint"]
-            Ranks.fork_context.set_forkserver_preload(
-                modules
-            )  # else, each rank imports for seconds
+            Ranks.fork_context.set_forkserver_preload(modules)
             make_model(self.folder / "model", "Llama")
             write_chats(self.folder / "text", 24 + 8)
 
