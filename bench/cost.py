@@ -1,8 +1,8 @@
 """Measures what distributed training costs on this machine: python -m bench.cost
 
 Trains a small GPT in several placements on pocket clusters, whose links it limits, and on one to
-four ranks of this machine. Fits the formula of bench/scaling.py to two placements, and predicts the
-others. Prints tables.
+four ranks of this machine. Fits the formula of tools/formulas/scaling.py to two placements, and
+predicts the others. Prints tables.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from bench.launch import output_of, run
 from bench.measure import bus_bandwidth
-from bench.scaling import all_reduce, step
+from tools.formulas.scaling import all_reduce, step
 
 LINKS = {"no limit": None, "100 Mbit/s": 100e6 / 8, "20 Mbit/s": 20e6 / 8}  # bytes per second
 PLACEMENTS = [(1, 4), (2, 2), (4, 1)]  # nodes, ranks per node

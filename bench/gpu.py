@@ -24,9 +24,9 @@ from pathlib import Path
 import torch
 
 from bench import launch
-from bench.calculator import BFLOAT16, USABLE_MEMORY
-from bench.memory import GPT, memory
 from gpt import pretrain
+from tools.formulas.calculator import BFLOAT16, USABLE_MEMORY
+from tools.formulas.memory import GPT, memory
 from tools.launch.snapshots import write_text
 from tools.steps import STAGES
 

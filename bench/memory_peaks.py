@@ -1,4 +1,4 @@
-"""Compares bench/memory.py with the peaks of processes on the CPU: python -m bench.memory_peaks
+"""Compares calculated memory with the peaks of processes on the CPU: python -m bench.memory_peaks
 
 Each rank trains three steps of a tiny model first, so that what every process needs is there, and
 then three of the model that is measured. The system tells how far its memory has grown at the peak.
@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, models
 from torch import nn
 
 from bench.launch import output_of
-from bench.memory import BLOCK_TYPES, GPT, memory
+from tools.formulas.memory import BLOCK_TYPES, GPT, memory
 from tools.launch.snapshots import write_text
 
 VOCAB_SIZE = 4096  # in the place of 256, so that the logits count

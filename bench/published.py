@@ -2,16 +2,16 @@
 
 llm-foundry's table (scripts/train/benchmarking/README.md in mosaicml/llm-foundry, "H100 80GB BF16"
 and "Large Scale"): its runs with FULL_SHARD of models of 3 billion parameters and more. The two
-utilizations of bench/scaling.py come from those on up to 64 GPUs, with contexts of up to 4,096
-tokens, where communication hides; all other runs test them.
+utilizations of tools/formulas/scaling.py come from those on up to 64 GPUs, with contexts of up to
+4,096 tokens, where communication hides; all other runs test them.
 """
 
 import argparse
 import statistics
 
-from bench.calculator import Way, step_of, two_digits
-from bench.memory import GPT
-from bench.scaling import H100
+from tools.formulas.calculator import Way, step_of, two_digits
+from tools.formulas.memory import GPT
+from tools.formulas.scaling import H100
 
 SHAPES = {  # blocks and channels, from its yamls/pretrain
     "MPT 70B": (80, 8192),

@@ -33,7 +33,7 @@ from test_gpus import OPTIONS as GPT_OPTIONS
 from test_recipes import OPTIONS as RECIPE_OPTIONS
 from test_recipes import curves
 
-from tools.compose.__main__ import BASES, PAIRS, ancestors, compose, series
+from tools.compose.compose import BASES, PAIRS, ancestors, compose, series
 from tools.compose.merge import merge
 from tools.launch.jobs import Shell
 from tools.launch.snapshots import load_gpt, max_abs_diff

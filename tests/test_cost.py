@@ -1,4 +1,4 @@
-"""bench/scaling.py and bench/calculator.py, against simulations, known and published values."""
+"""The formulas of speed, in tools/formulas, against simulations, known and published values."""
 
 import math
 import re
@@ -9,7 +9,8 @@ from urllib.parse import parse_qsl
 import pytest
 from helpers import needs_slurm, run, snippet
 
-from bench import calculator, published, scaling
+from bench import published
+from tools.formulas import calculator, scaling
 from tools.steps import ROOT
 
 

@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 from helpers import NIGHTLY, documented_errors, fences, run
 
-from bench import calculator
 from tools import steps
-from tools.compose.__main__ import PAIRS, compose
+from tools.compose.compose import PAIRS, compose
+from tools.formulas import calculator
 from tools.pages.check_docs import reading_time
 from tools.pages.fences import essential
 from tools.steps import ROOT
@@ -307,7 +307,7 @@ CALCULATE = """(inputs) => inputs.map((values) => {
 
 @needs_browser
 def test_calculator_in_the_page(site, monkeypatch, capsys):
-    """Its figures are those of bench/calculator.py; its state stands in the address."""
+    """Its figures are those of tools/formulas/calculator.py; its state stands in the address."""
     rng = random.Random(0)
     inputs = [
         {

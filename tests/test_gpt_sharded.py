@@ -23,7 +23,7 @@ from helpers import (
 )
 from test_tokens import write_tokens
 
-from tools.compose.__main__ import compose
+from tools.compose.compose import compose
 from tools.launch.snapshots import load, load_gpt, max_abs_diff, write_text
 from tools.steps import ROOT
 

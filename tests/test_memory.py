@@ -1,4 +1,4 @@
-"""bench/memory.py: what a block keeps, and the peak of a rank as the system counts it."""
+"""tools/formulas/memory.py: what a block keeps, and the peak of a rank as the system counts it."""
 
 import importlib
 
@@ -11,8 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from bench import memory, memory_peaks
+from bench import memory_peaks
 from gpt.pretrain import GPT
+from tools.formulas import memory
 
 SAMPLES, CONTEXT, N_EMBD = 8, 64, 384
 LLAMA = {"n_kv_head": 1, "n_hidden": N_EMBD * 8 // 3, "norm_eps": 1e-6, "rope_theta": 1e4}

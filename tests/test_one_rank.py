@@ -12,7 +12,7 @@ from helpers import SCRIPTS, SIGNAL, patch
 from test_bad_input import module
 from test_gpus import NAMES
 
-from tools.compose.__main__ import ancestors
+from tools.compose.compose import ancestors
 from tools.launch.jobs import pretend_gpus
 
 

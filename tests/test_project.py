@@ -178,7 +178,7 @@ COMMANDS = [
     ("python tools/steps.py", "singlegpu.py -> multigpu.py: "),
     ("python -m tools.chain.run --help", "usage: run.py"),
     ("python -m tools.judge.faults 1", "class Trainer:"),
-    ("python -m bench.scaling", "best interval"),
+    ("python -m tools.formulas.scaling", "best interval"),
     pytest.param("python -m bench.recovery_time 1", "regroup.py: ", marks=NIGHTLY),
     pytest.param(
         "make bench BENCH_ARGS='--rounds 1 --epochs 1'",

@@ -7,7 +7,7 @@ import signal
 import pytest
 from helpers import assert_equal, needs_slurm, patch, position, snippet
 
-from tools.compose.__main__ import compose
+from tools.compose.compose import compose
 from tools.steps import ROOT
 
 SCRIPT = "recipes/step_timeout.py"

@@ -13,9 +13,10 @@ from test_docs import browser_of, needs_browser, site  # noqa: F401  a fixture
 
 from tools.launch.jobs import free_port
 from tools.launch.snapshots import write_text
-from tools.pages.colours import RECORDINGS
 from tools.steps import ROOT
-from tools.watch.__main__ import RECORDER, record, write_page
+from tools.watch.__main__ import write_page
+from tools.watch.record import RECORDER, record
+from tools.watch.recordings import RECORDINGS
 from tools.watch.series import RUNS, record_file
 
 SAVES = "        if not self.is_main:\n            return\n        snapshot = {"
@@ -268,7 +269,7 @@ def test_ways_to_start(tmp_path, start):
 
 def test_recording_always_ends(tmp_path, monkeypatch):
     """Also if something else prints for ever."""
-    monkeypatch.setattr("tools.watch.__main__.MAX_WAIT_S", 2)
+    monkeypatch.setattr("tools.watch.record.MAX_WAIT_S", 2)
     script = tmp_path / "own.py"
     script.write_text(
         "import subprocess\nsubprocess.run(['sh', '-c', 'while sleep 0.1; do echo; done'])"

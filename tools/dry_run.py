@@ -18,6 +18,7 @@ import os
 import sys
 import tempfile
 import traceback
+from functools import partialmethod
 from importlib.util import module_from_spec, spec_from_file_location
 
 import torch
@@ -27,8 +28,8 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from bench.calculator import BFLOAT16, USABLE_MEMORY
-from bench.memory import FLOAT32, GPT, block_of, memory
+from tools.formulas.calculator import BFLOAT16, USABLE_MEMORY
+from tools.formulas.memory import FLOAT32, GPT, block_of, memory
 
 MAX_BYTES = 2e9  # of a step here, where no layer is sharded
 STATES = 3  # at least: a weight, its gradient, the momentum
@@ -68,38 +69,43 @@ def fake_collectives(ranks):
     PipelineStage._recv_meta = gradients_like_outputs
 
 
+def shape_of(model, args):
+    """Returns what the calculator knows a GPT by."""
+    params = sum(p.numel() for p in model.parameters())
+    vocabulary = next(m for m in model.modules() if isinstance(m, nn.Embedding)).num_embeddings
+    sizes = (args.n_layer, args.n_embd, vocabulary, args.context)
+    return GPT(params, *sizes, block_of(vars(args)))
+
+
+def init_on_meta(model, run, init, *args, **options):
+    """Is the `__init__` of each model of a script."""
+    with torch.device("meta"):
+        init(model, *args, **options)
+    if type(model).__name__ == "GPT":
+        run.shape = shape_of(model, run.args)
+
+
+def place(model, run, to_empty, *args, **options):
+    """Puts a model on this machine if a step fits, or leaves it where it is."""
+    if not any(p.is_meta for p in model.parameters()):
+        return model
+    run.step_bytes = 4 * FLOAT32 * sum(p.numel() for p in model.parameters())
+    if run.shape:
+        run.step_bytes = memory(run.shape, run.args.batch_size, FLOAT32)["peak"]
+    if run.step_bytes <= MAX_BYTES:
+        to_empty(model, device="cpu")
+        for tensor in [*model.parameters(), *model.buffers()]:
+            tensor.detach().zero_()
+    return model
+
+
 def build_on_meta(run, script):
     """Has the models of a script stay on the meta device, unless a step fits on this machine."""
-    to_empty = nn.Module.to_empty
-
-    def wrap(module_class, init):
-        def init_on_meta(model, *args, **options):
-            with torch.device("meta"):
-                init(model, *args, **options)
-            if module_class.__name__ == "GPT":
-                params = sum(p.numel() for p in model.parameters())
-                vocabulary = next(m for m in model.modules() if isinstance(m, nn.Embedding))
-                sizes = (run.args.n_layer, run.args.n_embd, vocabulary.num_embeddings)
-                run.shape = GPT(params, *sizes, run.args.context, block_of(vars(run.args)))
-
-        module_class.__init__ = init_on_meta
-        module_class.init_weights = lambda model, seed: None
-
-    def place(model, *args, **options):
-        if any(p.is_meta for p in model.parameters()):
-            run.step_bytes = 4 * FLOAT32 * sum(p.numel() for p in model.parameters())
-            if run.shape:
-                run.step_bytes = memory(run.shape, run.args.batch_size, FLOAT32)["peak"]
-            if run.step_bytes <= MAX_BYTES:
-                to_empty(model, device="cpu")
-                for tensor in [*model.parameters(), *model.buffers()]:
-                    tensor.detach().zero_()
-        return model
-
     for value in list(vars(script).values()):
         if isinstance(value, type) and issubclass(value, nn.Module):
-            wrap(value, value.__init__)
-    nn.Module.to = nn.Module.to_empty = place
+            value.__init__ = partialmethod(init_on_meta, run, value.__init__)
+            value.init_weights = lambda model, seed: None
+    nn.Module.to = nn.Module.to_empty = partialmethod(place, run, nn.Module.to_empty)
 
 
 def train(run, path):

@@ -1,5 +1,5 @@
-// The calculator of docs/choose.md. bench/memory.py, scaling.py and calculator.py explain the
-// formulas; tools/pages/colours.py brings the constants from there, and a test compares the results.
+// The calculator of docs/choose.md. tools/formulas explains the formulas, and
+// tools/pages/widgets.py brings the constants from there, and a test compares the results.
 (() => {
   const page = document.getElementById("calculator");
   const { hardware, ...C } = JSON.parse(page.querySelector("script").textContent);
@@ -10,7 +10,7 @@
   const sliders = [...form.querySelectorAll("[type=range]")]; // of the binary logarithm
   const GB = 1e9;
 
-  // bench/memory.py
+  // tools/formulas/memory.py
   function activations(model, samples, inputBytes, recompute, tp) {
     const channels = samples * model.context * model.nEmbd;
     const kept = model.block;
@@ -65,7 +65,7 @@
     };
   }
 
-  // bench/scaling.py
+  // tools/formulas/scaling.py
   function ring(gpu, gpus, size, blocks) {
     const nodes = Math.ceil(gpus / gpu.gpus_per_node);
     const latency = (gpus - nodes) * gpu.nvlink_latency + (nodes - 1) * gpu.network_latency;
@@ -90,7 +90,7 @@
     return Math.max(forward, gather) + Math.max(backward, gather + reduceScatter, allReduce);
   }
 
-  // bench/calculator.py
+  // tools/formulas/calculator.py
   function gptOfSize(params, context, vocabSize) {
     let nEmbd;
     for (let width = C.CHANNELS_PER_LAYER; nEmbd === undefined; width += C.CHANNELS_PER_LAYER) {

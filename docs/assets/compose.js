@@ -1,4 +1,4 @@
-// Composes a script in the page, as tools/compose does: docs/compose.md, which colours.py fills.
+// Composes a script in the page, as tools/compose does: docs/compose.md, which widgets.py fills.
 (() => {
   const NAME = "my_training.py";
   const EXAMPLE = "preemptible.py,recipes/evaluate.py";

@@ -1,4 +1,4 @@
-// Compares two files in the page, as `diff` does: docs/diff.md, which tools/pages/colours.py fills.
+// Compares two files in the page, as `diff` does: docs/diff.md, which tools/pages/widgets.py fills.
 (() => {
   const CONTEXT = 3; // unchanged lines around a changed one
   const TAGS = { "+": "ins", "-": "del", " ": "span" };

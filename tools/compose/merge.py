@@ -37,6 +37,18 @@ def subject(line):
     return re.match(r"\s*[\w.]*", line[0])[0]
 
 
+def hunks(old, new):
+    """Yields where `new` differs: the start and the end in `old`, and the lines in their place."""
+    removed, inserted = 0, []
+    for sign, k in [*diff(old, new), (" ", len(old))]:
+        removed += sign == "-"
+        if sign == "+":
+            inserted.append(new[k])
+        if sign == " ":
+            yield k - removed, k, inserted
+            removed, inserted = 0, []
+
+
 def edits(old, new):
     """Returns what `new` adds before lines of `old`, and what it has in the place of others.
 
@@ -44,21 +56,13 @@ def edits(old, new):
     `new` has as many for count one by one, if each assigns to or calls the same as before.
     """
     added, replaced = {}, {}
-    removed, inserted = [], []
-    for sign, k in [*diff(old, new), (" ", len(old))]:
-        if sign == "-":
-            removed.append(old[k])
-        elif sign == "+":
-            inserted.append(new[k])
+    for start, end, lines in hunks(old, new):
+        if start == end:
+            added[start] = lines
+        elif [*map(subject, old[start:end])] == [*map(subject, lines)]:
+            replaced |= {i: (i + 1, [line]) for i, line in enumerate(lines, start)}
         else:
-            start = k - len(removed)
-            if not removed:
-                added[k] = inserted
-            elif [*map(subject, removed)] == [*map(subject, inserted)]:
-                replaced |= {i: (i + 1, [line]) for i, line in enumerate(inserted, start)}
-            else:
-                replaced[start] = (k, inserted)
-            removed, inserted = [], []
+            replaced[start] = (end, lines)
     return added, replaced
 
 

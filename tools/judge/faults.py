@@ -7,11 +7,9 @@ one is worth its half minute if a check fails on it in a line where it fails on 
 """
 
 import sys
-import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
-from tools.pages.fences import python_units
 from tools.steps import ROOT
 
 
@@ -46,18 +44,6 @@ def read_faults(path):
 
 
 FAULTS = read_faults(Path(__file__).with_name("faults.diff"))
-
-
-def write_page(number):
-    """Prints the functions of a faulty script that the edits have changed, for docs/faults.md."""
-    fault = FAULTS[number - 1]
-    units = python_units((ROOT / f"{fault.stage}.py").read_text())
-    changed = [
-        textwrap.dedent("\n".join(lines)).strip("\n")
-        for name, lines in python_units(fault.source()).items()
-        if lines != units[name]
-    ]
-    print("```python", "\n\n\n".join(changed), "```", sep="\n")
 
 
 if __name__ == "__main__":

@@ -15,9 +15,11 @@ from typing import NamedTuple
 from tools.pages.fences import DOCUMENTED, changed_units
 from tools.steps import ROOT, STAGES
 
-COG = "<!-- [[[cog"
-FENCE = re.compile(r' fence\("(.+)", "(.+)"\) \]\]\] -->')
-END = "<!-- [[[end]]] -->"
+FENCE = re.compile(r'<!-- \[\[\[cog fence\("(.+)", "(.+)"\) \]\]\] -->')
+FILLED = re.compile(r"^<!-- \[\[\[cog.*?^<!-- \[\[\[end\]\]\] -->$", re.DOTALL | re.MULTILINE)
+CODE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+DETAILS = ("<details", "</details")
+NO_WORDS = re.compile(r"\]\(\S+\)|<!--.*-->|</?summary>")
 MIN_WORDS = 5  # of prose for each block under a heading
 WORDS_PER_MINUTE = 200
 MAX_MINUTES = 8  # to read any page
@@ -30,35 +32,30 @@ class Block(NamedTuple):
     section: int
 
 
+def lines_outside(pattern, text):
+    """Yields the number and the text of each line; those that match have none."""
+    rest = pattern.sub(lambda found: "\n" * found[0].count("\n"), text)
+    yield from enumerate(rest.splitlines(), 1)
+
+
 def parse(name, text):
     """Returns a page's blocks, the words of prose of each section, and where diffs are typed.
 
     Words that unfold, between <details> and </details>, are those of the section "folded".
     """
-    blocks, prose, typed = [], Counter(), []
-    section = 0
-    filled = code = folded = False
-    for number, line in enumerate(text.splitlines(), 1):
-        where = f"{name}:{number}"
-        if line.startswith(COG):
-            filled = True
-            if found := FENCE.fullmatch(line.removeprefix(COG)):
-                blocks.append(Block(where, found.groups(), section))
-        elif line == END:
-            filled = False
-        elif line.startswith("```"):
-            if line.startswith("```diff") and not filled:
-                typed.append(where)
-            code = not code
-        elif code:
-            continue
-        elif line.startswith(("<details", "</details")):
-            folded = line.startswith("<details")
-        elif line.startswith("#"):
+    outside = lines_outside(FILLED, text)
+    typed = [f"{name}:{number}" for number, line in outside if line.startswith("```diff")]
+    blocks, prose = [], Counter()
+    section, folded = 0, False
+    for number, line in lines_outside(CODE, text):
+        if line.startswith("#"):
             section += 1
+        elif line.startswith(DETAILS):
+            folded = line.startswith("<details")
         else:
-            words = re.sub(r"\]\(\S+\)|<!--.*-->|</?summary>", "", line).split()
-            prose["folded" if folded else section] += len(words)
+            prose["folded" if folded else section] += len(NO_WORDS.sub("", line).split())
+        if found := FENCE.fullmatch(line):
+            blocks.append(Block(f"{name}:{number}", found.groups(), section))
     return blocks, prose, typed
 
 

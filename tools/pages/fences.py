@@ -14,10 +14,18 @@ import itertools
 import re
 import textwrap
 
+from tools.judge.faults import FAULTS
 from tools.steps import ALL, JOB_STEPS, ROOT, STEPS, Step
 
 START = [Step(None, steps[0].base, 0) for steps in (STEPS, JOB_STEPS)]
 DOCUMENTED = START + ALL
+STATEMENTS = {  # what their units are called; functions and classes have names of their own
+    ast.Expr: "docstring",
+    ast.Import: "imports",
+    ast.ImportFrom: "imports",
+    ast.Assign: "constants",
+    ast.If: "__main__",
+}
 MAX_UNIT_LINES = 75  # a class up to this length is one unit
 MAX_REMOVED_LINES = 12  # of a unit that a step drops whole: of a longer one, the first is shown
 CONTEXT_LINES = 2  # unchanged ones around a changed one
@@ -34,29 +42,24 @@ def first_line(node):
     return min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))]) - 1
 
 
-def python_units(text):
-    """Returns the units of a Python file: their names and lines, in their order."""
-    starts = []
-    for node in ast.parse(text).body:
-        if isinstance(node, ast.Expr):
-            name = "docstring"
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            name = "imports"
-        elif isinstance(node, ast.Assign):
-            name = "constants"
-        elif isinstance(node, ast.If):
-            name = "__main__"
-        else:
-            name = node.name
-        if not starts or starts[-1][0] != name:
-            starts.append((name, first_line(node)))
+def starts(tree):
+    """Yields the name and the first line of each statement, and of each method of a long class."""
+    for node in tree.body:
+        name = STATEMENTS.get(type(node)) or node.name
+        yield name, first_line(node)
         if isinstance(node, ast.ClassDef) and node.end_lineno - node.lineno >= MAX_UNIT_LINES:
             methods = [part for part in node.body if isinstance(part, ast.FunctionDef)]
-            starts += [(f"{name}.{method.name}", first_line(method)) for method in methods]
+            yield from ((f"{name}.{method.name}", first_line(method)) for method in methods)
+
+
+def python_units(text):
+    """Returns the units of a Python file: their names and lines, in their order."""
+    named = itertools.groupby(starts(ast.parse(text)), key=lambda start: start[0])
+    firsts = [next(group) for _, group in named]  # of the statements in a row that are one unit
     lines = text.splitlines()
-    ends = [start for _, start in starts[1:]] + [len(lines)]
+    ends = [start for _, start in firsts[1:]] + [len(lines)]
     units = {}
-    for (name, start), end in zip(starts, ends, strict=True):
+    for (name, start), end in zip(firsts, ends, strict=True):
         if name in units:
             raise ValueError(f"two places are {name!r}: put them together")
         units[name] = lines[start:end]
@@ -196,3 +199,15 @@ def step():
     )
     code = textwrap.dedent("\n".join(parts["Trainer._run_batch"])).strip()
     print("```python", code, "```", sep="\n")
+
+
+def faulty(number):
+    """Prints the functions of a faulty script that its edits have changed, for docs/faults.md."""
+    fault = FAULTS[number - 1]
+    before = units(f"{fault.stage}.py")
+    changed = [
+        textwrap.dedent("\n".join(lines)).strip("\n")
+        for name, lines in python_units(fault.source()).items()
+        if lines != before[name]
+    ]
+    print("```python", "\n\n\n".join(changed), "```", sep="\n")

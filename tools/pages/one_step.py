@@ -6,8 +6,8 @@ the picture is that frame.
 
 import json
 
-from tools.pages.colours import RECORDINGS
 from tools.steps import ROOT
+from tools.watch.recordings import RECORDINGS
 
 PICTURE = ROOT / "docs" / "assets" / "one_step.svg"
 STEP = 2  # the index of the one shown, the first of an epoch; its two gradients differ in sign

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from tools.launch.jobs import free_port
 from tools.launch.snapshots import write_text
-from tools.pages.colours import RECORDINGS, recorded_source
-from tools.watch.__main__ import record
+from tools.watch.record import record
+from tools.watch.recordings import RECORDINGS, recorded_source
 
 TWO = "torchrun --standalone --nproc_per_node=2 "
 FOUR = TWO.replace("2", "4")

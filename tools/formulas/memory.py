@@ -1,7 +1,7 @@
 """The memory that a GPU needs to train a model of gpt/, by part, for each way to split it
 
 The peak is at the start of the backward pass, when all activations are kept, or at its end, when
-they are freed and the gradients are there. Sizes are in bytes. bench/calculator.py prints them.
+they are freed and the gradients are there. Sizes are in bytes. calculator.py prints them.
 """
 
 from typing import NamedTuple

@@ -1,16 +1,16 @@
 """Prints which ways to train a GPT fit on a GPU, and how fast they are
 
-    python -m bench.calculator --params 8e9 --gpus 64
+    python -m tools.formulas.calculator --params 8e9 --gpus 64
 
-The formula of the memory is that of bench/memory.py, that of the speed is bench/scaling.py's.
+The formula of the memory is that of memory.py, that of the speed is scaling.py's.
 """
 
 import argparse
 import math
 from typing import NamedTuple
 
-from bench.memory import BLOCK_TYPES, GPT, memory
-from bench.scaling import H100, step_time
+from tools.formulas.memory import BLOCK_TYPES, GPT, memory
+from tools.formulas.scaling import H100, step_time
 
 CHANNELS_PER_LAYER = 128  # GPT-3 6.7B and Llama 3 8B have 32 layers of 4096
 VOCAB_SIZE = 128256  # Llama 3's

@@ -1,4 +1,4 @@
-"""What a step of data-parallel training takes on large clusters: python -m bench.scaling
+"""What a step of data-parallel training takes on large clusters: python -m tools.formulas.scaling
 
     step = computation + all-reduce - what of it hides behind the computation
     all-reduce = buckets x hops x latency + 2 (N - 1) / N x bytes / bandwidth

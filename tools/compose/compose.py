@@ -1,0 +1,150 @@
+"""What composes one script of several files: `python -m tools.compose` calls it.
+
+Each brings what it changes in the nearest file that it and those before it build on.
+"""
+
+import ast
+import itertools
+import json
+import re
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+
+from tools.compose.merge import merge
+from tools.judge import stages
+from tools.steps import ALL, ROOT, STAGES
+
+BASES = {step.file: step.base for step in ALL if step.file.endswith(".py")}  # __main__ adds yours
+FILES = [STAGES[0], *BASES]
+PAIRS = Path(__file__).with_name("pairs.json")  # which are proven, by tests/test_compose.py
+
+
+def fail(message):
+    print(f"compose: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def ancestors(file):
+    """Returns a file and what it builds on, the nearest first."""
+    return [file, *ancestors(BASES[file])] if file in BASES else [file]
+
+
+def name_of(path):
+    """Returns the name of a file in the series, or the path of another."""
+    full = path.resolve()
+    return str(full.relative_to(ROOT)) if full.is_relative_to(ROOT) else str(full)
+
+
+def pairs(parts):
+    """Returns what is known of each two of the parts: proven, conflict or a reason against it.
+
+    A script of one's own stands for the file that it was copied from.
+    """
+    known = json.loads(PAIRS.read_text())
+    files = sorted((part if part in FILES else BASES[part] for part in parts), key=FILES.index)
+    chosen = itertools.combinations(files, 2)
+    return {
+        pair: known.get(" + ".join(pair)) for pair in chosen if pair[0] not in ancestors(pair[1])
+    }
+
+
+def read(file, name):
+    """Returns the lines of a file's docstring, of its code, and its arguments in the docstring.
+
+    There it gets another name, and no arguments beyond 50 10.
+    """
+    try:
+        text = (ROOT / file).read_text()
+        tree = ast.parse(text, file)
+    except (SyntaxError, ValueError) as error:  # or no text
+        fail(f"cannot read {file}: {error}")
+    end = tree.body[0].end_lineno if ast.get_docstring(tree) else 0
+    names = [file] if file in FILES else [file, Path(file).name, BASES[file]]
+    command = re.compile(rf"(?<=\s)({'|'.join(map(re.escape, names))}) 50 10(.*)")
+    lines = text.removesuffix("\n").split("\n")  # splitlines would split at a form feed, too
+    doc = [(command.sub(lambda _: f"{name} 50 10", line), file) for line in lines[:end]]
+    found = [match[2].strip() for match in map(command.search, lines[:end]) if match]
+    arguments = [(f"        {text}", file) for text in found if text]
+    return doc, [(line, file) for line in lines[end:]], arguments
+
+
+def fold(parts, lines, resolve):
+    """Merges the lines of the parts, one after the other."""
+    result, known = lines[parts[0]], ancestors(parts[0])
+    for part in parts[1:]:
+        base = next(file for file in ancestors(part) if file in known)
+        old = [(text, None) for text, _ in lines[base]]
+        result = merge(old, result, lines[part], partial(resolve, part))
+        known += ancestors(part)
+    return result
+
+
+def mark(part, ours, theirs):
+    """Returns both sides of a conflict as git shows them."""
+    names = " and ".join(dict.fromkeys(name for _, name in ours if name)) or "the others"
+    marks = [(f"<<<<<<< {names}", None), ("=======", None), (f">>>>>>> {part}", None)]
+    return [marks[0], *ours, marks[1], *theirs, marks[2]]
+
+
+def compose(parts, name):
+    """Returns the lines of one script, `name`, that does what all of the parts do."""
+    files = {file: read(file, name) for part in parts for file in ancestors(part)}
+    code = fold(parts, {file: code for file, (_, code, _) in files.items()}, mark)
+    # Of the docstrings that differ, that of the part with most stages: it says how ranks start.
+    lead = max(parts, key=lambda part: len({*ancestors(part)} & {*STAGES}))
+    docs = {file: doc for file, (doc, _, _) in files.items()}
+    order = [lead, *(part for part in parts if part != lead)]
+    doc = fold(order, docs, lambda part, ours, theirs: ours)
+    result = []
+    for line in doc[:-1]:
+        lines = [line]
+        if line[0].endswith(f" {name} 50 10"):
+            lines += [line for part in parts for line in files[part][2]]
+        result += [(f"{text} \\", part) for text, part in lines[:-1]] + lines[-1:]
+    if len(doc) > 1:
+        result += [("Composed of:", None)] if "Composed of:" not in dict(result) else []
+        result += [(f"    {part}", part) for part in parts]
+    return result + doc[-1:] + code
+
+
+def series(file):
+    """Returns the folder of a file's series, or "" for the stages and recipes."""
+    folders = [name.partition("/")[0] for name in ancestors(file)]
+    return next((folder for folder in ("gpt", "by_hand") if folder in folders), "")
+
+
+def check_choice(parts):
+    """Ends with a line if these files are known to make no script."""
+    for part, other in itertools.permutations(parts, 2):
+        if part == other:
+            fail(f"{part} is named twice")
+        if part in ancestors(other):
+            fail(f"{other} contains {part}, on which it builds: leave {part} out")
+        if series(part) != series(other):
+            fail(f"{part} and {other} are of different series")
+    if "recipes/regroup.py" in parts:
+        fail("recipes/regroup.py is started in a way of its own, and goes with no other file")
+    for (part, other), known in pairs(parts).items():
+        if known not in (None, "proven", "conflict"):
+            fail(f"{part} and {other} do not go together: {known}")
+
+
+def judge(parts, output):
+    """Has the judge of `make check` look at the script; returns how many of its checks fail."""
+    from tools.judge import checks  # imports torch, for which a mistake need not wait
+
+    judged = [stages.STAGES[part.removesuffix(".py")] for part in parts]
+    lead = max(judged, key=lambda stage: stage.processes)
+    checks_of_all = lead.checks.split()
+    if lead.reference:  # of the second series, whose files differ in what can be seen from outside
+        checks_of_all = [c for c in checks_of_all if all(c in s.checks.split() for s in judged)]
+    stages.STAGES["composed"] = lead._replace(
+        checks=" ".join(checks_of_all),
+        options=" ".join(stage.options for stage in judged),
+        max_diff=max(stage.max_diff for stage in judged),
+        reference=max((stage.reference for stage in judged), key="gpt/pretrain.py".__ne__),
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        return len(checks.judge("composed", output, checks.toy_task, Path(folder)))

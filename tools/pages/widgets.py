@@ -1,0 +1,154 @@
+"""What the scripts of docs/assets need in a page: forms, and the data that they show."""
+
+import ast
+import json
+import math
+from html import escape
+
+from tools.compose.compose import BASES, PAIRS
+from tools.formulas import calculator, memory, scaling
+from tools.pages.diffs import format_code, highlight_lines
+from tools.pages.fences import DOCUMENTED, language_of
+from tools.steps import ROOT, STAGES
+from tools.watch.recordings import RECORDINGS, recorded_source
+
+FOLDERS = {
+    "": "The stages",
+    "recipes": "Recipes",
+    "by_hand": "By hand",
+    "gpt": "The second series",
+    "slurm": "Job files",
+}
+
+
+def format_data(names, scripts, **more):
+    """Returns what scripts of docs/assets need: each line of some files, once, and `more`."""
+    lines, files = {}, {}  # the number and the HTML of each line; the numbers of each file's lines
+    for file in names:
+        text = (ROOT / file).read_text().splitlines()
+        for line, html in zip(text, highlight_lines(text, language_of(file)), strict=False):
+            lines.setdefault(line, (len(lines), html))
+        files[file] = [lines[line][0] for line in text]
+    data = json.dumps({"lines": [html for _, html in lines.values()], "files": files} | more)
+    data = data.replace("</", r"<\/")  # which would end the script
+    return f'<script id="files" type="application/json">{data}</script>' + "".join(
+        f'<script src="assets/{script}"></script>' for script in scripts
+    )
+
+
+def format_composition():
+    """Returns the choice of files to compose, for docs/assets/compose.js."""
+    names = [STAGES[0], *BASES]
+    docs = {file: ast.parse((ROOT / file).read_text()).body[0].end_lineno for file in names}
+    data = format_data(
+        names,
+        ("lcs.js", "compose.js"),
+        docs=docs,
+        bases=BASES,
+        pairs=json.loads(PAIRS.read_text()),
+    )
+    return (
+        '<div id="compose" data-search-exclude hidden>'
+        '<label>Series <select><option value="">The stages and their recipes</option>'
+        '<option value="gpt">The second series</option></select></label><fieldset></fieldset>'
+        '<div class="diff highlight"><p class="caption"></p>'
+        f'<div class="buttons"><button>Copy</button> <button>Save</button></div>{format_code("")}'
+        f"</div></div>{data}"
+    )
+
+
+def format_recordings(files=(), more=""):
+    """Returns what the ranks of files, by default all, do line by line, for assets/watch.js."""
+    recordings = json.loads(RECORDINGS.read_text())
+    recordings = {file: recordings[file] for file in files or recordings}
+    lines = {}  # the HTML of each, which many files may have, and its number
+    for file, recording in recordings.items():
+        code = highlight_lines(recorded_source(file).splitlines(), "python")
+        recording["code"] = [lines.setdefault(html, len(lines)) for html in code]
+    data = json.dumps({"lines": list(lines), "files": recordings}).replace("</", r"<\/")
+    return (
+        f'<div class="watch" data-search-exclude hidden{more}>'
+        f'<script type="application/json">{data}</script></div>'
+    )
+
+
+def format_recording(found):
+    """Returns the folded recording of one file, that begins where its explanation says so."""
+    player = format_recordings([found[1]], f' data-at="{escape(found[2])}"')
+    return (
+        '<details class="watching" data-search-exclude hidden><summary>Watch it run</summary>'
+        f"{player}</details>"
+    )
+
+
+def format_choice():
+    """Returns the choice of two files to compare, for docs/assets/diff.js."""
+    files = [step.file for step in DOCUMENTED]
+    options = ""
+    for folder, name in FOLDERS.items():
+        names = "".join(f"<option>{f}</option>" for f in files if f.rpartition("/")[0] == folder)
+        options += f'<optgroup label="{name}">{names}</optgroup>'
+    return (
+        '<div id="compare" data-search-exclude hidden>'
+        f"<label>From <select>{options}</select></label>"
+        f"<label>to <select>{options}</select></label>"
+        f'<div class="diff highlight"><p class="caption"></p>{format_code("")}</div></div>'
+        + format_data(files, ("lcs.js", "diff.js"))
+    )
+
+
+FIELDS = (  # of the calculator: name, label, smallest and largest value, step, value at the start
+    ("params", "Parameters, billions", 0.5, 2000, "any", 8),
+    ("gpus", "GPUs", 1, 16384, 1, 64),
+    ("gpu_memory", "GB per GPU", 8, 512, 1, 80),
+    ("batch_size", "Samples per GPU", 1, 64, 1, 2),
+    ("context", "Tokens per sample", 256, 262144, 1, 8192),
+    ("loss_chunks", "Chunks of the loss", 1, 64, 1, 1),
+)
+CHECKBOXES = (
+    ("recompute", "With recomputation, too"),
+    ("compile", "Compile the loss"),
+    ("llama", "Llama"),
+)
+
+
+def format_table(*columns):
+    head = "".join(f'<th scope="col">{column}</th>' for column in columns)
+    return f"<table class='calculated'><thead><tr>{head}</tr></thead><tbody></tbody></table>"
+
+
+def format_calculator():
+    """Returns the form and tables of docs/assets/calculator.js, and the constants of bench/."""
+    fields = "".join(
+        f'<div><label>{label} <input type="number" name="{name}" required min="{low}" '
+        f'max="{high}" step="{step}" value="{value}"></label><input type="range" '
+        f'aria-label="{label}" min="{math.log2(low)}" max="{math.log2(high)}" step="any"></div>'
+        for name, label, low, high, step, value in FIELDS
+    )
+    fields += "<span>"
+    for name, label in CHECKBOXES:
+        checked = " checked" if name == "recompute" else ""
+        fields += f'<label><input type="checkbox" name="{name}"{checked}> {label}</label> '
+    constants = {"hardware": scaling.H100._asdict()}
+    constants["BLOCK_TYPES"] = {name: b._asdict() for name, b in memory.BLOCK_TYPES.items()}
+    for module in (memory, scaling, calculator):
+        values = vars(module).items()
+        constants |= {name: value for name, value in values if isinstance(value, int | float)}
+    parts = memory.memory(memory.GPT(8e9, 1, 1, 1, 1), 1, 1)  # for their names
+    return (
+        '<div id="calculator" data-search-exclude hidden>'
+        f'<script type="application/json">{json.dumps(constants)}</script>'
+        f"<form>{fields}</span></form>"
+        f'<p role="status"></p>{format_table("", "GB per GPU", "fits", "tokens/s")}'
+        '<details><summary>The parts, in GB per GPU</summary><div class="scroll" tabindex="0">'
+        f"{format_table('', *parts)}</div></details>"
+        '</div><script src="assets/calculator.js"></script>'
+    )
+
+
+CHOICES = {
+    "<!-- files -->": format_choice,
+    "<!-- composition -->": format_composition,
+    "<!-- recordings -->": format_recordings,
+    "<!-- calculator -->": format_calculator,
+}
