@@ -153,6 +153,14 @@ def test_forward_passes_without_a_backward_pass(tmp_path):
     judge.check_weights()
 
 
+@pytest.mark.long
+def test_ddp_is_no_zero(tmp_path):
+    judge = Judge(STAGES["by_hand/zero"], ROOT / "by_hand" / "ddp.py", toy_task, tmp_path)
+    judge.check_weights()
+    with pytest.raises(WrongError, match=r"Of 165 parameters, .* have \[165, 165\]"):
+        judge.check_state()
+
+
 HANGS = "import subprocess; print('hangs', flush=True); subprocess.run(['sleep', '1000'])"
 
 

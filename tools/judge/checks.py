@@ -116,6 +116,20 @@ class Judge:
     def epoch_steps(self):
         return len(self.straight.steps[0]) // EPOCHS
 
+    @functools.cached_property
+    def alone(self):
+        """Returns a run of the script on one process, which has all shards."""
+        run = self.run(1, "alone", nodes=["."])
+        run.require(run.succeeded and run.steps, "On one process, it fails.")
+        return run
+
+    def initial(self, model):
+        """Returns the weights that training began with: the first rank's, if ranks have shards."""
+        weights = torch.load((self.alone if self.stage.shards else self.straight).initial)
+        if [len(w.flatten()) for w in weights] != [p.numel() for p in model.parameters()]:
+            raise WrongError(f"The optimizer has {len(weights)} tensors, not one for each weight.")
+        return weights
+
     def train(self, batches):
         """Trains in a plain loop, from the weights that the run began with, on these batches.
 
@@ -123,9 +137,8 @@ class Judge:
         """
         model, dataset, loss_fn, optimizer = self.task()
         with torch.no_grad():
-            initial = torch.load(self.straight.initial)
-            for parameter, value in zip(model.parameters(), initial, strict=True):
-                parameter.copy_(value)
+            for parameter, value in zip(model.parameters(), self.initial(model), strict=True):
+                parameter.copy_(value.view_as(parameter))
         losses = []
         for batch in batches:
             samples = [dataset[self.indices[sample]] for sample in batch]
@@ -169,17 +182,22 @@ class Judge:
         """Returns the weights that are right after the batches of the run."""
         if not self.stage.reference:
             return list(self.plain_loop[0].parameters())
-        first = [steps[0] for steps in self.straight.steps]
-        one_process = self.one_process.steps[0][0]
-        copies = sum(step["held"] for step in first) / one_process["held"]
-        drawn = sum(step["weights"] for step in first) / copies
-        if "sharded" in self.stage.checks and abs(drawn - one_process["weights"]) > 1e-6:
+        drawn = self.one_process.steps[0][0]["weights"]
+        found = self.sum_of_weights(0, self.one_process)
+        if "sharded" in self.stage.checks and abs(drawn - found) > 1e-6:
             raise WrongError(
                 "Before the first step, the weights are others than on one process: a rank that"
                 ' draws its shard alone draws other numbers. Read "Sharding the model"'
                 " (docs/gpt/fsdp.md)."
             )
         return self.weights("reference")
+
+    def sum_of_weights(self, step, whole):
+        """Returns the sum of the weights before a step, of which `whole`, a run, has all."""
+        ranks = [steps[step] for steps in self.straight.steps]
+        held = whole.steps[0][0]["held"]
+        copies = round(sum(rank["held"] for rank in ranks) / held)  # shards may have padding
+        return sum(rank["weights"] for rank in ranks) / copies
 
     def weights(self, snapshot):
         """Returns the weights of a snapshot; folders of shards have no order, so by name."""
@@ -256,20 +274,27 @@ class Judge:
                 raise WrongError(f"In step {number + 1}, the model is in eval mode.")
             if any(step["wrappers"] > 1 for step in ranks):
                 raise WrongError("DDP wraps a model that DDP has wrapped already.")
-            if len(weights) > 1 and not self.stage.reference:
+            if self.stage.shards and any(step["running"] for step in ranks):
+                raise WrongError("The optimizer steps before each reduce-scatter has ended.")
+            if len(weights) > 1 and not (self.stage.reference or self.stage.shards):
                 message = f"After {number} steps, the ranks have different weights."
                 if number == 0:
                     message += " All must begin with those of rank 0."
                 if any(step["running"] for step in self.straight.steps[0]):
                     message += " The optimizer steps before each all-reduce has been waited for."
                 raise WrongError(message)
+        if self.stage.shards:
+            drawn = self.alone.steps[0][0]["weights"]
+            if abs(self.sum_of_weights(0, self.alone) - drawn) > 1e-6:
+                raise WrongError("Before the first step, the shards are not of rank 0's weights.")
         if self.stage.processes > 1 and not self.stage.reference:
             self.compare_first_update()
         self.compare("Beside one process that takes the same batches", "straight", self.reference)
 
     def compare_first_update(self):
         """Raises WrongError if it is n times the right one, or 1/n, on n processes."""
-        before, after = (step["weights"] for step in self.straight.steps[0][:2])
+        whole = self.alone if self.stage.shards else self.straight
+        before, after = (self.sum_of_weights(step, whole) for step in range(2))
         parameters = self.train(self.straight.batches()[:1])[0].parameters()
         expected = sum(parameter.double().sum().item() for parameter in parameters)
         ratio = (after - before) / (expected - before)
@@ -515,13 +540,17 @@ class Judge:
             )
         self.compare("With a node that fails, and without", "node")
 
-    def check_sharded(self):
+    def check_state(self):
         size = sum(tensor.numel() for tensor in self.weights("straight"))
         held = [steps[0]["held"] for steps in self.straight.steps]
         if max(held) > 0.6 * size:
-            raise WrongError(f"Of {size} parameters, the ranks hold {held}.")
+            raise WrongError(f"Of {size} parameters, the ranks' optimizers have {held}.")
+
+    def check_sharded(self):
+        self.check_state()
+        size = sum(tensor.numel() for tensor in self.weights("straight"))
         gathered = max(self.straight.values("gathered"))
-        if gathered > 0.9 * size:
+        if gathered > self.stage.max_gathered * size:
             raise WrongError(
                 f"A rank holds a part of the {size} parameters, but gathers {gathered} at once."
             )

@@ -32,6 +32,8 @@ class Stage(NamedTuple):
     batch: int = 48  # of all processes together
     max_diff: float = 1e-4  # of the weights; rounding in float32 gives 1e-6
     own_weights: bool = False  # each rank begins with others: the script must broadcast rank 0's
+    shards: bool = False  # each rank's optimizer has a flat part of each weight
+    max_gathered: float = 0.9  # of the weights, where a layer begins; embedding and head are large
     reference: str = ""  # the file whose weights on one process are right, if no plain loop's
 
     @property
@@ -43,6 +45,7 @@ class Stage(NamedTuple):
 ONE = "starts batch samples order weights loss save log snapshot seed resume previous"
 SEVERAL = ONE.replace("starts", "starts processes").replace("seed", "seed dropout")
 MULTINODE = Stage(f"{SEVERAL} gpus device restart disks")
+BY_HAND = Stage(f"{SEVERAL} gpus device restart", TORCHRUN, own_weights=True)
 SIGNALS = f"{SEVERAL} gpus device restart signal"
 FSDP = Stage(  # resume: see signal
     "starts processes batch samples order weights loss log device signal sharded",
@@ -68,7 +71,11 @@ STAGES = {
     "recipes/mixed_precision": MULTINODE._replace(max_diff=0.02),
     "recipes/profiler": MULTINODE,
     "recipes/tensorboard_logging": MULTINODE,
-    "by_hand/ddp": Stage(f"{SEVERAL} gpus device restart", TORCHRUN, own_weights=True),
+    "by_hand/ddp": BY_HAND,
+    "by_hand/zero": BY_HAND._replace(checks=f"{BY_HAND.checks} state", shards=True),
+    "by_hand/fsdp": BY_HAND._replace(
+        checks=f"{BY_HAND.checks} sharded", shards=True, max_gathered=0.5
+    ),
     "gpt/schedule": FSDP._replace(checks=DDP),
     "gpt/metrics": FSDP._replace(checks=DDP),
     "gpt/pretrain": FSDP._replace(checks=DDP),

@@ -29,7 +29,7 @@ steps = 0
 outermost = None  # the module that the training loop calls, such as DDP's
 gathered = 0  # the most parameters that were in this process's memory at once
 original = {"save": torch.save, "load": torch.load, "manual_seed": torch.manual_seed}
-running = 0  # all-reduces of this process that it has started and not waited for
+running = 0  # sums of all ranks that this process has started and not waited for
 
 
 def folder():
@@ -55,6 +55,12 @@ def local(parameter):
     return parameter.to_local() if hasattr(parameter, "to_local") else parameter
 
 
+def in_memory(parameter):
+    """Returns how many of its numbers are in memory, which by_hand/fsdp.py takes and gives back."""
+    tensor = local(parameter)
+    return tensor.numel() if tensor.untyped_storage().nbytes() else 0
+
+
 def has_parameters(module, recurse=True):
     return next(module.parameters(recurse), None) is not None
 
@@ -63,7 +69,7 @@ def note_inputs(module, inputs):
     global outermost, gathered
     if torch.is_grad_enabled() and inputs and has_parameters(module):  # a loss function has none
         outermost = outermost or module
-        gathered = max(gathered, sum(local(p).numel() for p in outermost.parameters()))
+        gathered = max(gathered, sum(map(in_memory, outermost.parameters())))
 
 
 def note_output(module, inputs, output):
@@ -156,13 +162,15 @@ def slowed(clock):
 
 
 class LateWork:
-    """An all-reduce that delivers its result in wait() alone, as one of a slow network would."""
+    """A sum of all ranks that is there from wait() on alone, as in a slow network."""
 
-    def __init__(self, tensor, *args, **options):
+    def __init__(self, collective, tensor, *args, **options):
         global running
         self.tensor = tensor
+        if collective != "all_reduce":
+            tensor.zero_()  # which receives the sum, and may not be initialized
         self.result = tensor.clone()
-        self.work = original["all_reduce"](self.result, *args, **options, async_op=True)
+        self.work = original[collective](self.result, *args, **options, async_op=True)
         self.waited = False
         running += 1
 
@@ -179,10 +187,15 @@ class LateWork:
         return done
 
 
-def all_reduce(tensor, *args, async_op=False, **options):
-    if async_op:
-        return LateWork(tensor, *args, **options)
-    return original["all_reduce"](tensor, *args, **options)
+def late(name):
+    """Returns a collective whose first argument receives a sum."""
+
+    def collective(tensor, *args, async_op=False, **options):
+        if async_op:
+            return LateWork(name, tensor, *args, **options)
+        return original[name](tensor, *args, **options)
+
+    return collective
 
 
 def install():
@@ -207,7 +220,8 @@ def install():
             setattr(time, name, slowed(getattr(time, name)))
     if "PROBE_OWN_WEIGHTS" in os.environ:
         torch.manual_seed = manual_seed
-    original["all_reduce"] = dist.all_reduce
-    dist.all_reduce = all_reduce
+    for name in ("all_reduce", "reduce_scatter", "reduce_scatter_tensor"):
+        original[name] = getattr(dist, name)
+        setattr(dist, name, late(name))
     original["init_process_group"] = dist.init_process_group
     dist.init_process_group = init_process_group
