@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import io
+import itertools
 import os
 import re
 import socket
@@ -114,18 +115,22 @@ def test_every_argument(script, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", note_and_parse)
     right = POSITIONAL.get(script, "").split()
     monkeypatch.setattr(sys, "argv", [script, *right])
-    module(script).parse_args()
+    parsed = vars(module(script).parse_args())
+    right = [*itertools.dropwhile(lambda word: not word.startswith("--"), right)]  # its options
+    names = [action.dest for action in parsers[0]._actions if not action.option_strings]
+    values = {name: str(parsed[name]) for name in names}
     accepted = []
     for action in parsers[0]._actions:
         option = action.option_strings[:1]
         if (option or [action.dest])[0] in CHECKED_BY_MAIN.get(script, []):
             continue
         for value in bad_values(action):
-            arguments = [*right, *option, value] if option else [value, *right[1:]]
+            replaced = values if option else values | {action.dest: value}
+            arguments = [*replaced.values(), *right, *option, *([value] if option else [])]
             monkeypatch.setattr(sys, "argv", [script, *arguments])
             try:
                 module(script).parse_args()
-                accepted.append((*option, value))
+                accepted.append((option or action.dest, value))
             except SystemExit as exit:
                 assert exit.code == 2
                 last_line = capsys.readouterr().err.splitlines()[-1]

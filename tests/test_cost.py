@@ -108,6 +108,22 @@ def test_worked_questions(monkeypatch, capsys):
         assert claimed and set(claimed) <= set(calculated), (answer, calculated)
 
 
+def test_pipeline_bubble():
+    """A step takes m + p - 1 times what a micro-batch does (GPipe, arXiv 1811.06965, section 2.3).
+
+    On GPUs whose links take no time.
+    """
+    links = ("nvlink_bandwidth", "network_bandwidth")
+    latencies = ("nvlink_latency", "network_latency", "tree_latency")
+    hardware = scaling.H100._replace(
+        **dict.fromkeys(links, math.inf), **dict.fromkeys(latencies, 0)
+    )
+    model = calculator.gpt_of_size(8e9, 128256, 8192)
+    way = calculator.Way("", 4, pp=4)
+    seconds = [calculator.step_of(way, hardware, model, 4, 1, m)[1] for m in (1, 2, 8)]
+    assert seconds == pytest.approx([seconds[0] * (m + 3) / 4 for m in (1, 2, 8)])
+
+
 def test_published_speeds(monkeypatch, capsys):
     """H100's utilizations are the medians of some published runs, and the others come near.
 

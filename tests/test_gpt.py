@@ -7,7 +7,6 @@ import importlib
 import re
 import signal
 from textwrap import indent
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -169,25 +168,6 @@ def test_pretrained_gpt(shell):
     with torch.no_grad():
         loss = functional.cross_entropy(model(chunks[0]).flatten(0, 1), chunks[1].flatten())
     assert val_losses[-1] == pytest.approx(loss.item(), rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("warmup_steps", "expected"),
-    [
-        (None, {0: 0.1, 5: 0.55, 10: 1, 55: 0.55, 100: 0.1}),
-        (20, {0: 0.1, 10: 0.55, 20: 1, 60: 0.55, 100: 0.1}),
-        (200, {0: 0.1, 100: 0.55}),  # more than there are
-    ],
-)
-def test_learning_rate(warmup_steps, expected):
-    """At some of 100 steps, in ten epochs; also where an epoch is begun."""
-    schedule = importlib.import_module("gpt.schedule")
-    args = SimpleNamespace(learning_rate=1, total_epochs=10, warmup_steps=warmup_steps)
-    loader = torch.utils.data.DataLoader(range(40), 4)
-    for step, rate in expected.items():
-        position = {"epochs_run": step // 10, "samples_run": step % 10 * 4}
-        trainer = SimpleNamespace(train_loader=loader, args=args, **position)
-        assert schedule.Trainer._learning_rate(trainer) == pytest.approx(rate)
 
 
 @pytest.mark.parametrize("name", ["gpt", "pretrain"])

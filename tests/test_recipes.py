@@ -239,6 +239,9 @@ class SlowDataset(script.ToyDataset):
             time.sleep(0.001)
         return super().__getitem__(index)
 script.ToyDataset = SlowDataset
+class Usage:  # a GB more on rank 1
+    ru_maxrss = script.getrusage(0).ru_maxrss + 10**9 // 1024 * int(os.environ["RANK"])
+script.getrusage = lambda who: Usage
 """
 
 # The first parameter is in no forward pass.
@@ -308,7 +311,7 @@ def test_numbers_of_a_run_with_slow_data(shell):
         assert numbers["gradient_norm"] == pytest.approx(norm, rel=1e-3)
         assert numbers["learning_rate"] == 0.01
         assert 50 < numbers["samples_per_second"] < 64 / 0.032
-        assert 0.05 < numbers["peak_memory_gb"] < 5
+        assert 1.05 < numbers["peak_memory_gb"] < 5
         assert 0.4 < numbers["data_share"] <= 1
         assert numbers["median_rank_ms"] < 32 < numbers["slowest_rank_ms"]
         assert named == f"straggler: rank 1 on {socket.gethostname()}"

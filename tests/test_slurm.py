@@ -423,6 +423,19 @@ def test_requeued_while_it_makes_progress(cluster, shell, name, save, lives):
     assert given_up == (lives != 12)
 
 
+@pytest.mark.parametrize("argument", ["--snapshot_path run.pt", "--snapshot_path=run.pt"])
+def test_requeue_finds_the_snapshot(tmp_path, argument):
+    """A life that has saved one does not count as one without progress."""
+    (tmp_path / "scontrol").write_text("#!/bin/sh\necho ' StartTime=2020-01-01T00:00:00'\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    (tmp_path / "run.pt").touch()
+    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = ["bash", ROOT / "slurm" / "requeue.sh", "7", *argument.split()]
+    result = run(*command, folder=tmp_path, env=env)
+    assert result.returncode == 0, result.stderr
+    assert not (tmp_path / ".lives-without-progress-7").exists()
+
+
 @pytest.mark.long
 def test_what_a_job_inherits(ranks, shell):
     """The memory of an salloc around it, a module in place of a file, and what cannot run."""

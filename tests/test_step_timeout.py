@@ -63,6 +63,27 @@ def test_late_rank_is_named(shell, cause):
     assert_trained(shell, epochs)
 
 
+# The thread waits for a store that answers once. A second stands for twenty.
+DEAD_STORE = """
+class Store:
+    asked = False
+    def check(self, keys):
+        time.sleep(30 * self.asked)
+        self.asked = True
+dump_later = script.faulthandler.dump_traceback_later
+script.faulthandler.dump_traceback_later = lambda s, exit: dump_later(s / 20, exit=exit)
+script.dist.rendezvous = lambda url: iter([(Store(), 0, 1)])
+"""
+
+
+def test_store_that_does_not_answer(shell):
+    """The rank ends all the same, by a timer of its own."""
+    script = patch(shell.folder, SCRIPT, DEAD_STORE)
+    job = shell.ranks(f"{script} 100 --step_timeout 2")
+    assert job.wait() == 1
+    assert "Timeout (0:00:01" in job.output and "in check\n" in job.output
+
+
 @pytest.mark.long
 def test_long_evaluation(shell):
     """In a composed script, an evaluation may take longer than a step."""
