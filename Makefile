@@ -71,4 +71,10 @@ bench: .venv/bench  ## compare the speed of the stages with raw DDP, Accelerate 
 	$@/bin/python -m pip install --disable-pip-version-check -r requirements-aws.txt
 	@touch $@
 
-.PHONY: help run test check long docs lint cascade bench chaos
+# How constraints.txt comes to be: the newest of everything, but for builds and CUDA's packages.
+pins: | .venv/bin/python
+	python -m venv --clear .venv/pins
+	.venv/pins/bin/python -m pip install -r requirements-dev.txt -r bench/requirements.txt
+	.venv/pins/bin/python -m pip freeze | sed -e '/^nvidia\|^cuda\|^triton/d' -e 's/+.*//' > constraints.txt
+
+.PHONY: pins help run test check long docs lint cascade bench chaos

@@ -202,9 +202,7 @@ def line_numbers(text):
     """Prints a text of docs/debugging.md, with numbers of lines in copies of multinode.py."""
     lines = (ROOT / "multinode.py").read_text().splitlines()
     for method, start in [("_save_snapshot", "snapshot = {"), ("_run_batch", "loss.backward()")]:
-        number = (
-            lines.index(f"        {start}") + 1
-        )  # in barrier.py, which has dist.barrier() there
+        number = lines.index(f"        {start}") + 1  # in barrier.py, too
         text = re.sub(rf"(?<={method} \(barrier\.py:)\d+", str(number), text)
         text = re.sub(rf"\d+(?= in {method})", str(number + 2), text)  # timer.py has two more above
     print(text, end="")
