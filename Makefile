@@ -4,7 +4,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export OMP_NUM_THREADS ?= 1
 
 # What cog fills, and what it needs for that.
-COG := -I . -p "from tools.pages.fences import essential, fence, line_numbers, step; from tools.judge.faults import write_page" \
+COG := -I . -p "from tools.pages.fences import essential, fence, line_numbers, recipes, step; from tools.judge.faults import write_page" \
   README.md docs/*.md docs/*/*.md
 
 SHELL_FILES := $(filter-out slurm/site.sh,$(wildcard slurm/*.sbatch slurm/*.sh schedulers/*.sh .ci/*))
@@ -33,6 +33,7 @@ lint: .venv/dev  ## check the style
 
 docs: .venv/dev  ## refresh the diffs in README and the pages, check them, and build the site into site/
 	cog -r -P --verbosity=1 $(COG)
+	python -m tools.pages.next_links
 	python -m tools.pages.minimap
 	python -m tools.pages.one_step
 	python -m tools.pages.check_docs
