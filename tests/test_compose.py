@@ -33,7 +33,7 @@ from test_gpus import OPTIONS as GPT_OPTIONS
 from test_recipes import OPTIONS as RECIPE_OPTIONS
 from test_recipes import curves
 
-from tools.compose.__main__ import BASES, PAIRS, ancestors, compose, series
+from tools.compose.__main__ import BASES, PAIRS, ancestors, compose, read_pairs, series
 from tools.compose.merge import merge
 from tools.launch.jobs import Shell
 from tools.launch.snapshots import load_gpt, max_abs_diff
@@ -281,9 +281,12 @@ def fits(pair):
 def write(pair, found):
     with open(__file__) as lock:  # other processes write, too
         fcntl.flock(lock, fcntl.LOCK_EX)
-        table = json.loads(PAIRS.read_text()) | {" + ".join(pair): found}
-        names = [" + ".join(choice) for choice in CHOICES]
-        text = json.dumps({name: table[name] for name in names if name in table}, indent=1)
+        known = read_pairs() | {" + ".join(pair): found}
+        table = {"proven": {}, "conflict": {}}
+        for first, other in [choice for choice in CHOICES if " + ".join(choice) in known]:
+            files = table.setdefault(known[f"{first} + {other}"], {})
+            files[first] = f"{files.get(first, '')} {other}".strip()
+        text = json.dumps(table, indent=1)
         PAIRS.with_suffix(".tmp").write_text(f"{text}\n")
         PAIRS.with_suffix(".tmp").replace(PAIRS)
 
@@ -293,7 +296,7 @@ def write(pair, found):
 )
 def test_pair(workshop, pair):
     """What fits is proven, or there is a reason against it."""
-    known = json.loads(PAIRS.read_text()).get(" + ".join(pair))
+    known = read_pairs().get(" + ".join(pair))
     if WRITE and known in (None, "proven", "conflict"):
         known = "proven" if fits(pair) else "conflict"
     if known == "proven":
@@ -306,7 +309,7 @@ def test_pair(workshop, pair):
 
 def test_table_is_complete():
     """Each two files are proven, or in conflict, or refused with a reason."""
-    assert [*json.loads(PAIRS.read_text())] == [" + ".join(pair) for pair in CHOICES]
+    assert read_pairs().keys() == {" + ".join(pair) for pair in CHOICES}
 
 
 @pytest.mark.long

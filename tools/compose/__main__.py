@@ -41,12 +41,22 @@ def name_of(path):
     return str(full.relative_to(ROOT)) if full.is_relative_to(ROOT) else str(full)
 
 
+def read_pairs():
+    """Returns what is known of each two files: the table has each verdict once, above its files."""
+    return {
+        f"{first} + {other}": known
+        for known, files in json.loads(PAIRS.read_text()).items()
+        for first, others in files.items()
+        for other in others.split()
+    }
+
+
 def pairs(parts):
     """Returns what is known of each two of the parts: proven, conflict or a reason against it.
 
     A script of one's own stands for the file that it was copied from.
     """
-    known = json.loads(PAIRS.read_text())
+    known = read_pairs()
     files = sorted((part if part in FILES else BASES[part] for part in parts), key=FILES.index)
     chosen = itertools.combinations(files, 2)
     return {

@@ -21,7 +21,7 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
 
 from bench import calculator, memory, scaling
-from tools.compose.__main__ import BASES, PAIRS
+from tools.compose.__main__ import BASES, read_pairs
 from tools.judge.faults import FAULTS
 from tools.pages.check_docs import reading_time
 from tools.pages.fences import DOCUMENTED, language_of, marked_units, step_to
@@ -146,7 +146,7 @@ def format_composition():
         ("lcs.js", "compose.js"),
         docs=docs,
         bases=BASES,
-        pairs=json.loads(PAIRS.read_text()),
+        pairs=read_pairs(),
     )
     return (
         '<div id="compose" data-search-exclude hidden>'
