@@ -4,7 +4,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export OMP_NUM_THREADS ?= 1
 
 # What cog fills, and what it needs for that.
-COG := -I . -p "from tools.pages.fences import essential, faulty, fence, step" \
+COG := -I . -p "from tools.pages.fences import essential, faulty, fence, line_numbers, recipes, step" \
   README.md docs/*.md docs/*/*.md
 
 SHELL_FILES := $(filter-out slurm/site.sh,$(wildcard slurm/*.sbatch slurm/*.sh schedulers/*.sh .ci/*))
@@ -33,6 +33,7 @@ lint: .venv/dev  ## check the style
 
 docs: .venv/dev  ## refresh the diffs in README and the pages, check them, and build the site into site/
 	cog -r -P --verbosity=1 $(COG)
+	python -m tools.pages.next_links
 	python -m tools.pages.minimap
 	python -m tools.pages.one_step
 	python -m tools.pages.check_docs
@@ -71,4 +72,10 @@ bench: .venv/bench  ## compare the speed of the stages with raw DDP, Accelerate 
 	$@/bin/python -m pip install --disable-pip-version-check -r requirements-aws.txt
 	@touch $@
 
-.PHONY: help run test check long docs lint cascade bench chaos
+# How constraints.txt comes to be: the newest of everything, but for builds and CUDA's packages.
+pins: | .venv/bin/python
+	python -m venv --clear .venv/pins
+	.venv/pins/bin/python -m pip install -r requirements-dev.txt -r bench/requirements.txt
+	.venv/pins/bin/python -m pip freeze | sed -e '/^nvidia\|^cuda\|^triton/d' -e 's/+.*//' > constraints.txt
+
+.PHONY: pins help run test check long docs lint cascade bench chaos

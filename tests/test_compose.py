@@ -33,7 +33,7 @@ from test_gpus import OPTIONS as GPT_OPTIONS
 from test_recipes import OPTIONS as RECIPE_OPTIONS
 from test_recipes import curves
 
-from tools.compose.compose import BASES, PAIRS, ancestors, compose, series
+from tools.compose.compose import BASES, PAIRS, ancestors, compose, read_pairs, series
 from tools.compose.merge import merge
 from tools.launch.jobs import Shell
 from tools.launch.snapshots import load_gpt, max_abs_diff
@@ -281,9 +281,12 @@ def fits(pair):
 def write(pair, found):
     with open(__file__) as lock:  # other processes write, too
         fcntl.flock(lock, fcntl.LOCK_EX)
-        table = json.loads(PAIRS.read_text()) | {" + ".join(pair): found}
-        names = [" + ".join(choice) for choice in CHOICES]
-        text = json.dumps({name: table[name] for name in names if name in table}, indent=1)
+        known = read_pairs() | {" + ".join(pair): found}
+        table = {"proven": {}, "conflict": {}}
+        for first, other in [choice for choice in CHOICES if " + ".join(choice) in known]:
+            files = table.setdefault(known[f"{first} + {other}"], {})
+            files[first] = f"{files.get(first, '')} {other}".strip()
+        text = json.dumps(table, indent=1)
         PAIRS.with_suffix(".tmp").write_text(f"{text}\n")
         PAIRS.with_suffix(".tmp").replace(PAIRS)
 
@@ -293,7 +296,7 @@ def write(pair, found):
 )
 def test_pair(workshop, pair):
     """What fits is proven, or there is a reason against it."""
-    known = json.loads(PAIRS.read_text()).get(" + ".join(pair))
+    known = read_pairs().get(" + ".join(pair))
     if WRITE and known in (None, "proven", "conflict"):
         known = "proven" if fits(pair) else "conflict"
     if known == "proven":
@@ -306,7 +309,7 @@ def test_pair(workshop, pair):
 
 def test_table_is_complete():
     """Each two files are proven, or in conflict, or refused with a reason."""
-    assert [*json.loads(PAIRS.read_text())] == [" + ".join(pair) for pair in CHOICES]
+    assert read_pairs().keys() == {" + ".join(pair) for pair in CHOICES}
 
 
 @pytest.mark.long
@@ -339,7 +342,7 @@ def compose_in(folder, arguments):
         ("recipes/fsdp.py recipes/verify.py", "go together: the ranks hold different shards"),
         ("recipes/regroup.py recipes/verify.py", "is started in a way of its own"),
         ("recipes/evaluate.py preemptible.py --check", "the judge of make check knows no recipes"),
-        ("recipes/evaluate.py recipes/verify.py -o {folder} --force", "is a folder, or a file of"),
+        ("recipes/evaluate.py recipes/verify.py -o {folder} --force", "is a folder, or one of the"),
         ("recipes/evaluate.py recipes/verify.py -o {folder}/bad.py", "bad.py exists: name another"),
         ("recipes/evaluate.py recipes/verify.py -o {folder}/no/x.py", "No such file or directory"),
         ("multinode.py recipes/fsdp.py --base multinode.py", "multinode.py is of the series: --"),
@@ -347,6 +350,10 @@ def compose_in(folder, arguments):
         ("{folder}/no.py recipes/fsdp.py --base multinode.py", "there is no file "),
         ("{folder}/bad.py recipes/fsdp.py --base multinode.py", "bad.py: '(' was never closed"),
         ("{folder}/zip.py recipes/fsdp.py --base multinode.py", "zip.py: 'utf-8' codec can't deco"),
+        ("{folder}/bad.py --upgrade --base multinode.py", "takes one script of yours, and --base"),
+        ("{folder}/bad.py --upgrade --base multinode.py@no", "git knows no such revision, nor"),
+        ("{folder}/bad.py --upgrade --base multinode.py@HEAD", "bad.py: '(' was never closed"),
+        ("{folder}/bad.py --base multinode.py@HEAD", "multinode.py@HEAD is not of the series"),
         # What is in the base counts as well.
         ("{folder}/bad.py recipes/verify.py --base recipes/fsdp.py", "do not go together: the ran"),
     ],
@@ -451,15 +458,19 @@ OWN_MODEL = """class MyModel(nn.Sequential):
 """
 
 
-def test_own_script(shell):
-    """With another model, data and optimizer, it takes three recipes and two stages in turn."""
-    text = (ROOT / "multinode.py").read_text()
+def with_own_model(text):
+    """Returns a script with another model, data and optimizer."""
     text = re.sub(r"class ToyModel.*?\n\n\n", OWN_MODEL, text, flags=re.DOTALL)
     # Three lines in a row, between which evaluate.py adds some.
     text = text.replace("ToyModel", "MyModel").replace("ToyDataset(2048)", "ToyDataset(1600)")
     sgd = "SGD(model.parameters(), lr=0.01, momentum=0.9)"
-    text = text.replace(sgd, "AdamW(model.parameters())")
-    (shell.folder / "0.py").write_text(text)
+    assert sgd in text
+    return text.replace(sgd, "AdamW(model.parameters())")
+
+
+def test_own_script(shell):
+    """With another model, data and optimizer, it takes three recipes and two stages in turn."""
+    (shell.folder / "0.py").write_text(with_own_model((ROOT / "multinode.py").read_text()))
     bases = {
         "recipes/evaluate.py": "multinode.py",
         "recipes/tensorboard_logging.py": "multinode.py",
@@ -482,3 +493,31 @@ def test_own_script(shell):
     shell.ranks(f"{shell.folder}/1.py 2 1 --batch_size 64 --snapshot_path one").succeeds()
     weights, expected = (load_gpt(shell.folder / path)["model"] for path in ("snapshot.pt", "one"))
     assert max_abs_diff(weights.values(), expected.values()) < 1e-5
+
+
+OLD = run("git", "log", "--follow", "--format=%h", "multinode.py").stdout.split()
+
+
+@pytest.mark.parametrize("revision", [OLD[-1], OLD[len(OLD) // 2], OLD[1], "1.0"])
+def test_upgrade(tmp_path, revision):
+    """A copy of an old version gets what has changed since, and keeps what was changed in it."""
+    new = (ROOT / "multinode.py").read_text()
+    old = new if revision == "1.0" else run("git", "show", f"{revision}:multinode.py").stdout
+    (tmp_path / "own.py").write_text(with_own_model(old))
+    result = compose_in(tmp_path, f"{{folder}}/own.py --upgrade --base multinode.py@{revision}")
+    assert result.returncode == 0, result.stderr
+    upgraded = (tmp_path / "own_upgraded.py").read_text()
+    assert upgraded.partition("\nimport")[2] == with_own_model(new).partition("\nimport")[2]
+
+
+def test_upgrade_in_conflict(tmp_path):
+    """Where both have changed a line, both texts stand in the script."""
+    old = run("git", "show", f"{OLD[-1]}:multinode.py").stdout
+    ours = old.replace("default=50", "default=60")
+    (tmp_path / "own.py").write_text(ours)
+    result = compose_in(tmp_path, f"{{folder}}/own.py --upgrade --base multinode.py@{OLD[-1]}")
+    assert result.returncode == 1 and "_upgraded.py has conflicts, marked as git" in result.stderr
+    upgraded = (tmp_path / "own_upgraded.py").read_text()
+    conflict = upgraded.partition("<<<<<<< ")[2].partition("\n>>>>>>> multinode.py\n")[0]
+    ours, theirs = conflict.split("\n=======\n")
+    assert "default=60" in ours and theirs.strip() in (ROOT / "multinode.py").read_text()

@@ -4,7 +4,6 @@ import contextlib
 import fcntl
 import functools
 import http.server
-import json
 import os
 import random
 import re
@@ -20,7 +19,7 @@ import pytest
 from helpers import NIGHTLY, documented_errors, fences, run
 
 from tools import steps
-from tools.compose.compose import PAIRS, compose
+from tools.compose.compose import compose, read_pairs
 from tools.formulas import calculator
 from tools.pages.check_docs import reading_time
 from tools.pages.fences import essential
@@ -273,7 +272,7 @@ def test_any_two_files_can_be_compared(site):
 @pytest.mark.parametrize("count", [3, pytest.param(1000, marks=NIGHTLY)])
 def test_composed_in_the_page(site, count):
     """A script that is chosen there is the one that the command writes, to the byte, or none."""
-    pairs = [*json.loads(PAIRS.read_text()).items()]
+    pairs = [*read_pairs().items()]
     random.Random(count).shuffle(pairs)
     proven = [pair for pair, known in pairs if known == "proven"]
     conflicts = [pair for pair, known in pairs if known == "conflict"]

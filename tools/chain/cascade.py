@@ -1,36 +1,38 @@
 """Carries an uncommitted edit of one file to all files that build on it: cascade.py singlegpu.py
 
-A three-way merge for each file of the chain: its text, and the file above it as committed and as
-edited. A conflict is left in the file, marked as git marks it, and the chain stops there; the
-files that do not build on that one get the edit.
+A three-way merge for each file of the chain, as tools.compose merges: its text, and the file above
+it as committed and as edited. Lines that both add at one place are all kept. A conflict is left in
+the file, marked as git marks it, and the chain stops there; the files that do not build on that one
+get the edit.
 """
 
 import subprocess
 import sys
-import tempfile
 
+from tools.compose.merge import merge as merge_lines
 from tools.steps import ALL, ROOT, STEPS, sizes
 
 
-def git(*arguments):
-    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, timeout=60)
+def has_conflict(file):
+    return "\n<<<<<<< " in (ROOT / file).read_text()
 
 
 def merge(base, file):
     """Merges the uncommitted edit of `base` into `file`; returns whether it went in cleanly."""
-    committed = git("show", f"HEAD:{base}")
+    show = ["git", "show", f"HEAD:{base}"]
+    committed = subprocess.run(show, cwd=ROOT, capture_output=True, text=True, timeout=60)
     if committed.returncode:
         sys.exit(f"cascade: {base} is not committed yet, so there is no edit to carry down")
-    with tempfile.NamedTemporaryFile() as ancestor:
-        ancestor.write(committed.stdout)
-        ancestor.flush()
-        labels = ["-L", file, "-L", f"{base} as committed", "-L", f"{base} as edited"]
-        merged = git("merge-file", "-p", *labels, file, ancestor.name, base)
-    # merge-file exits with the number of conflicts, or above 127 for an error.
-    if merged.returncode > 127:
-        sys.exit(f"cascade: {merged.stderr.decode().strip()}")
-    (ROOT / file).write_bytes(merged.stdout)
-    return merged.returncode == 0
+    texts = [committed.stdout, (ROOT / file).read_text(), (ROOT / base).read_text()]
+    old, ours, theirs = ([(line, None) for line in text.split("\n")] for text in texts)
+
+    def mark(ours, theirs):
+        start, end = (f"<<<<<<< {file}", None), (f">>>>>>> {base} as edited", None)
+        return [start, *ours, ("=======", None), *theirs, end]
+
+    merged = merge_lines(old, ours, theirs, mark)
+    (ROOT / file).write_text("\n".join(line for line, _ in merged))
+    return not has_conflict(file)
 
 
 def cascade(base):
@@ -39,7 +41,7 @@ def cascade(base):
     for step in ALL:
         if step.base != base:
             continue
-        if b"\n<<<<<<< " in (ROOT / step.file).read_bytes():
+        if has_conflict(step.file):
             problems.append(f"{step.file} still has conflict marks: resolve them first")
         elif merge(base, step.file):
             problems += cascade(step.file)
@@ -56,6 +58,8 @@ def main():
     if len(sys.argv) != 2 or sys.argv[1] not in bases:
         example = f"make cascade FROM={STEPS[0].base}"
         sys.exit(f"cascade: name the edited file, as in: {example}\n  {', '.join(bases)}")
+    if has_conflict(sys.argv[1]):
+        sys.exit(f"cascade: {sys.argv[1]} has conflict marks: resolve them first")
     print("before:", *sizes(), sep="\n  ")
     problems = cascade(sys.argv[1])
     print("after:", *sizes(), sep="\n  ")

@@ -1,6 +1,7 @@
 """Composes one script of several files of the series, or of a script of yours and such files.
 
-Each brings what it changes in the nearest file that it and those before it build on.
+Each brings what it changes in the nearest file that it and those before it build on. With
+--upgrade, a script of yours gets what has changed here since the version that you copied.
 """
 
 import argparse
@@ -17,20 +18,35 @@ from tools.compose.compose import (
     judge,
     name_of,
     pairs,
+    upgrade,
 )
 from tools.judge import stages
 from tools.steps import ROOT
 
 
-def main():
-    parser = argparse.ArgumentParser(prog="python -m tools.compose", description=__doc__)
-    parser.add_argument("parts", nargs="+", type=Path, metavar="FILE")
-    parser.add_argument("-o", "--output", required=True, type=Path, help="the script to write")
-    parser.add_argument("--base", help="what the first file, a script of yours, was copied from")
-    parser.add_argument("--force", action="store_true", help="replace an output that exists")
-    parser.add_argument("--check", action="store_true", help="have the script judged: make check")
-    args = parser.parse_args()
-    own, *parts = [name_of(part) for part in args.parts]
+def write_script(args, lines, source):
+    """Writes the output, its lines ended as those of `source`; returns how many there are."""
+    if args.output.exists() and not args.force:
+        fail(f"{args.output} exists: name another one, or add --force")
+    text = "\n".join(line for line, _ in lines) + "\n"
+    windows = b"\r\n" in (ROOT / source).read_bytes()
+    try:
+        args.output.write_text(text, newline="\r\n" if windows else "\n")
+    except OSError as error:
+        fail(f"cannot write {args.output}: {error.strerror}")
+    numbered = enumerate(text.splitlines(), 1)
+    conflicts = ", ".join(str(number) for number, line in numbered if line.startswith("<<<<<<< "))
+    if conflicts:
+        sys.exit(f"{args.output} has conflicts, marked as git marks them, in lines: {conflicts}")
+    try:
+        ast.parse(text)
+    except SyntaxError as error:
+        sys.exit(f"{args.output}, line {error.lineno}: {error.msg}: there the parts do not fit")
+    return len(lines)
+
+
+def check_files(args, own, parts):
+    """Ends with a line if a name is none of the series, or no file."""
     if args.base not in [None, *FILES]:
         fail(f"--base {args.base} is not of the series")
     if args.base and own in FILES:
@@ -42,6 +58,33 @@ def main():
             if alike:
                 hint = f"do you mean {alike[0]}?"
             fail(f"{part} is not of the series: {hint}")
+    if not (ROOT / own).is_file():
+        fail(f"there is no file {own}")
+    if args.output and (name_of(args.output) in [own, *FILES] or args.output.is_dir()):
+        fail(f"{args.output} is a folder, or one of the files: name another output")
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m tools.compose", description=__doc__)
+    parser.add_argument("parts", nargs="+", type=Path, metavar="FILE")
+    parser.add_argument("-o", "--output", type=Path, help="the script to write")
+    parser.add_argument("--base", help="what the first file, a script of yours, was copied from")
+    parser.add_argument("--upgrade", action="store_true", help="with --base multinode.py@VERSION")
+    parser.add_argument("--force", action="store_true", help="replace an output that exists")
+    parser.add_argument("--check", action="store_true", help="have the script judged: make check")
+    args = parser.parse_args()
+    own, *parts = [name_of(part) for part in args.parts]
+    old = args.base if args.upgrade else None
+    if old:
+        args.base = old.partition("@")[0]
+    check_files(args, own, parts)
+    if args.upgrade:
+        if parts or "@" not in (old or "") or args.check:
+            fail("--upgrade takes one script of yours, and --base multinode.py@VERSION")
+        args.output = args.output or args.parts[0].with_stem(f"{args.parts[0].stem}_upgraded")
+        count = write_script(args, upgrade(own, args.base, old), own)
+        print(f"{args.output}: {count} lines, of {own} and {args.base}")
+        return
     if args.base:
         BASES[own] = args.base
         parts = [own, *sorted(parts, key=FILES.index)]
@@ -49,31 +92,14 @@ def main():
         parts = sorted([own, *parts], key=FILES.index)
     if len(parts) < 2:
         fail("name two files or more")
-    if not (ROOT / parts[0]).is_file():
-        fail(f"there is no file {parts[0]}")
     check_choice(parts)
     unknown = [part for part in parts if part.removesuffix(".py") not in stages.STAGES]
     if args.check and unknown:
         fail(f"the judge of make check knows no {unknown[0]}: leave out --check")
-    if name_of(args.output) in [*parts, *FILES] or args.output.is_dir():
-        fail(f"{args.output} is a folder, or a file of the series: name another output")
-    if args.output.exists() and not args.force:
-        fail(f"{args.output} exists: name another one, or add --force")
-    text = "\n".join(line for line, _ in compose(parts, str(args.output))) + "\n"
-    windows = b"\r\n" in (ROOT / parts[0]).read_bytes()
-    try:
-        args.output.write_text(text, newline="\r\n" if windows else "\n")
-    except OSError as error:
-        fail(f"cannot write {args.output}: {error.strerror}")
-    lines = enumerate(text.splitlines(), 1)
-    conflicts = ", ".join(str(number) for number, line in lines if line.startswith("<<<<<<< "))
-    if conflicts:
-        sys.exit(f"{args.output} has conflicts, marked as git marks them, in lines: {conflicts}")
-    try:
-        ast.parse(text)
-    except SyntaxError as error:
-        sys.exit(f"{args.output}, line {error.lineno}: {error.msg}: there the parts do not fit")
-    print(f"{args.output}: {text.count(chr(10))} lines, of {', '.join(parts)}")
+    if not args.output:
+        fail("name the script to write: -o my_training.py")
+    count = write_script(args, compose(parts, str(args.output)), parts[0])
+    print(f"{args.output}: {count} lines, of {', '.join(parts)}")
     for (part, other), known in pairs(parts).items():
         print(f"  {known or 'not tried'}: {part} + {other}")
     if args.check and judge(parts, args.output):

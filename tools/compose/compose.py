@@ -7,18 +7,20 @@ import ast
 import itertools
 import json
 import re
+import subprocess
 import sys
 import tempfile
 from functools import partial
 from pathlib import Path
 
-from tools.compose.merge import merge
+from tools.compose.merge import diff, merge
 from tools.judge import stages
 from tools.steps import ALL, ROOT, STAGES
 
 BASES = {step.file: step.base for step in ALL if step.file.endswith(".py")}  # __main__ adds yours
 FILES = [STAGES[0], *BASES]
 PAIRS = Path(__file__).with_name("pairs.json")  # which are proven, by tests/test_compose.py
+OLD = {}  # the text of an old version, by its name, such as multinode.py@1.0
 
 
 def fail(message):
@@ -37,12 +39,22 @@ def name_of(path):
     return str(full.relative_to(ROOT)) if full.is_relative_to(ROOT) else str(full)
 
 
+def read_pairs():
+    """Returns what is known of each two files: the table has each verdict once, above its files."""
+    return {
+        f"{first} + {other}": known
+        for known, files in json.loads(PAIRS.read_text()).items()
+        for first, others in files.items()
+        for other in others.split()
+    }
+
+
 def pairs(parts):
     """Returns what is known of each two of the parts: proven, conflict or a reason against it.
 
     A script of one's own stands for the file that it was copied from.
     """
-    known = json.loads(PAIRS.read_text())
+    known = read_pairs()
     files = sorted((part if part in FILES else BASES[part] for part in parts), key=FILES.index)
     chosen = itertools.combinations(files, 2)
     return {
@@ -50,24 +62,30 @@ def pairs(parts):
     }
 
 
+def split(file):
+    """Returns the lines of a file's docstring, and of its code."""
+    try:
+        text = OLD.get(file) or (ROOT / file).read_text()
+        tree = ast.parse(text, file)
+    except (SyntaxError, ValueError) as error:  # or no text
+        fail(f"cannot read {file}: {error}")
+    end = tree.body[0].end_lineno if ast.get_docstring(tree) else 0
+    lines = text.removesuffix("\n").split("\n")  # splitlines would split at a form feed, too
+    return lines[:end], [(line, file) for line in lines[end:]]
+
+
 def read(file, name):
     """Returns the lines of a file's docstring, of its code, and its arguments in the docstring.
 
     There it gets another name, and no arguments beyond 50 10.
     """
-    try:
-        text = (ROOT / file).read_text()
-        tree = ast.parse(text, file)
-    except (SyntaxError, ValueError) as error:  # or no text
-        fail(f"cannot read {file}: {error}")
-    end = tree.body[0].end_lineno if ast.get_docstring(tree) else 0
+    lines, code = split(file)
     names = [file] if file in FILES else [file, Path(file).name, BASES[file]]
     command = re.compile(rf"(?<=\s)({'|'.join(map(re.escape, names))}) 50 10(.*)")
-    lines = text.removesuffix("\n").split("\n")  # splitlines would split at a form feed, too
-    doc = [(command.sub(lambda _: f"{name} 50 10", line), file) for line in lines[:end]]
-    found = [match[2].strip() for match in map(command.search, lines[:end]) if match]
+    doc = [(command.sub(lambda _: f"{name} 50 10", line), file) for line in lines]
+    found = [match[2].strip() for match in map(command.search, lines) if match]
     arguments = [(f"        {text}", file) for text in found if text]
-    return doc, [(line, file) for line in lines[end:]], arguments
+    return doc, code, arguments
 
 
 def fold(parts, lines, resolve):
@@ -107,6 +125,39 @@ def compose(parts, name):
         result += [("Composed of:", None)] if "Composed of:" not in dict(result) else []
         result += [(f"    {part}", part) for part in parts]
     return result + doc[-1:] + code
+
+
+def git(*arguments):
+    """Returns what git prints, or "" if it fails."""
+    command = ["git", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60).stdout
+
+
+def read_old(name):
+    """Returns multinode.py@VERSION: of a revision, or of the commit that wrote it in CHANGELOG."""
+    file, _, version = name.partition("@")
+    revision = git("rev-parse", "-q", "--verify", "--end-of-options", f"{version}^{{commit}}")
+    if not revision:
+        heading = f"^## {re.escape(version)} "
+        revision = git("log", "--reverse", "--format=%H", "-G", heading, "--", "CHANGELOG.md")
+    if not revision:
+        fail(f"--base {name}: git knows no such revision, nor CHANGELOG.md such a version")
+    text = git("show", f"{revision.split()[0]}:{file}")
+    return text or fail(f"--base {name}: there was no {file} then")
+
+
+def upgrade(own, base, old):
+    """Returns the lines of one's own script, with what has changed in its base since `old`."""
+    BASES.update(dict.fromkeys((own, base), old))
+    OLD[old] = read_old(old)
+    docs, code = {}, {}
+    for file in (own, base, old):
+        doc, code[file] = split(file)
+        docs[file] = [(line, file) for line in doc]
+    changed = sum(sign != " " for sign, _ in diff(code[old], code[base]))
+    print(f"{base} has {changed} changed lines since {old.partition('@')[2]}")
+    doc = fold([own, base], docs, lambda part, ours, theirs: ours)
+    return doc + fold([own, base], code, mark)
 
 
 def series(file):

@@ -13,12 +13,13 @@ def diff(old, new):
     As in docs/assets/lcs.js, those with a blank are a longest common subsequence.
     """
     common = [[0] * (len(new) + 1) for _ in range(len(old) + 1)]  # lines, from i and from j on
-    for i in reversed(range(len(old))):
+    new_texts = texts(new)
+    for (text, _), row, below in zip(old[::-1], common[-2::-1], common[:0:-1], strict=True):
         for j in reversed(range(len(new))):
-            if old[i][0] == new[j][0]:
-                common[i][j] = common[i + 1][j + 1] + 1
-            else:
-                common[i][j] = max(common[i + 1][j], common[i][j + 1])
+            if text == new_texts[j]:
+                row[j] = below[j + 1] + 1
+            else:  # their maximum, without a call in this innermost loop
+                row[j] = below[j] if below[j] > row[j + 1] else row[j + 1]
     i, j = 0, 0
     while i < len(old) or j < len(new):
         if i < len(old) and j < len(new) and old[i][0] == new[j][0]:

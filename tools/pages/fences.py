@@ -13,9 +13,10 @@ import functools
 import itertools
 import re
 import textwrap
+from pathlib import Path
 
 from tools.judge.faults import FAULTS
-from tools.steps import ALL, JOB_STEPS, ROOT, STEPS, Step
+from tools.steps import ALL, JOB_STEPS, LATER_RECIPES, RECIPES, ROOT, STEPS, Step, changed_lines
 
 START = [Step(None, steps[0].base, 0) for steps in (STEPS, JOB_STEPS)]
 DOCUMENTED = START + ALL
@@ -211,3 +212,26 @@ def faulty(number):
         if lines != before[name]
     ]
     print("```python", "\n\n\n".join(changed), "```", sep="\n")
+
+
+def line_numbers(text):
+    """Prints a text of docs/debugging.md, with numbers of lines in copies of multinode.py."""
+    lines = (ROOT / "multinode.py").read_text().splitlines()
+    for method, start in [("_save_snapshot", "snapshot = {"), ("_run_batch", "loss.backward()")]:
+        number = lines.index(f"        {start}") + 1  # in barrier.py, too
+        text = re.sub(rf"(?<={method} \(barrier\.py:)\d+", str(number), text)
+        text = re.sub(rf"\d+(?= in {method})", str(number + 2), text)  # timer.py has two more above
+    print(text, end="")
+
+
+def recipes(table):
+    """Prints the table of docs/recipes/index.md: a new recipe's row has the title of its page."""
+    rows = {name: row for row, name in re.findall(r"^(.*`(\w+)\.py`\].*) \d+ \|$", table, re.M)}
+    print("\n| recipe | what it adds | changed lines |\n|---|---|---|")
+    for step in RECIPES + LATER_RECIPES:
+        name = Path(step.file).stem
+        if name not in rows:
+            title = (ROOT / "docs" / "recipes" / f"{name}.md").read_text().partition("\n")[0]
+            rows[name] = f"| [`{name}.py`]({name}.md) | {title.removeprefix('# ')} |"
+        print(rows[name], changed_lines(step.base, step.file), "|")
+    print()

@@ -5,7 +5,7 @@ import json
 import math
 from html import escape
 
-from tools.compose.compose import BASES, PAIRS
+from tools.compose.compose import BASES, read_pairs
 from tools.formulas import calculator, memory, scaling
 from tools.pages.diffs import format_code, highlight_lines
 from tools.pages.fences import DOCUMENTED, language_of
@@ -45,7 +45,7 @@ def format_composition():
         ("lcs.js", "compose.js"),
         docs=docs,
         bases=BASES,
-        pairs=json.loads(PAIRS.read_text()),
+        pairs=read_pairs(),
     )
     return (
         '<div id="compose" data-search-exclude hidden>'

@@ -1,0 +1,57 @@
+"""The shell lines of the workflows and the container run, beside stubs of what takes long."""
+
+import json
+import re
+import shutil
+
+import pytest
+import yaml
+from helpers import run
+from test_docs import IGNORED
+
+from tools.steps import ROOT
+
+# Writes down what it is called with; as Python, it makes environments of stubs.
+STUB = """#!/bin/sh
+echo "${{0##*/}} $* | index $PIP_EXTRA_INDEX_URL | fail $FAIL_ON_SKIP" >> {folder}/log
+[ "$1 $2" = "-m venv" ] || exit 0
+mkdir -p "$3/bin"
+for name in python pytest cog ruff zensical; do cp "$0" "$3/bin/$name"; done
+"""
+SUDO = """#!/bin/sh
+shift && exec /usr/bin/env -i PATH={folder}/root:/usr/bin:/bin "$@"  # but for what is named
+"""
+STUBS = dict.fromkeys(["bin/python3", "bin/apt-get", "bin/shellcheck", "root/apt-get"], STUB)
+STUBS |= {"bin/sudo": SUDO, "root/python3": "#!/bin/sh\nexit 1\n"}
+WORKFLOWS = [yaml.safe_load(path.read_text()) for path in ROOT.glob(".github/workflows/*.yml")]
+CONTAINER = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
+CONTAINER_JOB = {"steps": [{"run": CONTAINER["postCreateCommand"]}]}
+JOBS = [({"name": "container", "env": CONTAINER["containerEnv"]}, CONTAINER_JOB, {})]
+JOBS += [
+    (workflow, job, row)
+    for workflow in WORKFLOWS
+    for job in workflow["jobs"].values()
+    for row in job.get("strategy", {}).get("matrix", {}).get("include", [{}])
+]
+
+
+@pytest.mark.parametrize("workflow, job, row", JOBS, ids=lambda value: value.get("name", ""))
+def test_job(tmp_path, workflow, job, row):
+    """Each step ends well; pip sees the index of small builds, and no test may be skipped."""
+    copy = shutil.copytree(ROOT, tmp_path / "copy", ignore=IGNORED, symlinks=True)
+    for path, text in STUBS.items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(text.format(folder=tmp_path))
+        (tmp_path / path).chmod(0o755)
+    env = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"} | dict.fromkeys(workflow["env"], "of-cpus")
+    for step in job["steps"]:
+        condition = step.get("if", "").removeprefix("matrix.")
+        if "run" in step and (not condition or row.get(condition)):
+            result = run("bash", "-e", "-c", step["run"], folder=copy, env=env)
+            assert result.returncode == 0, f"{step['run']}\n{result.stderr}"
+        assert "cache" not in step.get("with", {})  # that of pip is root's, under sudo
+    log = (tmp_path / "log").read_text()
+    assert {*re.findall(r"python -m pip install .* \| index (\S*)", log)} == {"of-cpus"}
+    tests = re.findall(r"^pytest .* \| fail (.*)", log, re.MULTILINE)
+    assert {*tests} == (set() if workflow["name"] in ("docs", "container") else {"1"})
+    assert bool((copy / "constraints.txt").read_text().strip()) != row.get("unpin", False)

@@ -1,0 +1,24 @@
+"""Lets the last line of each page, which begins with "Next:", lead to the next of mkdocs.yml."""
+
+import os
+import re
+from itertools import pairwise
+from pathlib import Path
+
+from tools.steps import ROOT
+
+
+def main():
+    names = re.findall(r" (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    for name, next_name in pairwise(names):
+        title = (ROOT / "docs" / next_name).read_text().partition("\n")[0].removeprefix("# ")
+        link = f"Next: [{title}]({os.path.relpath(next_name, Path(name).parent)})"
+        page = ROOT / "docs" / name
+        text = page.read_text()
+        linked = re.sub(r"^Next: \[.*?\]\(\S+?\)", link, text, flags=re.MULTILINE)
+        if linked != text:
+            page.write_text(linked)
+
+
+if __name__ == "__main__":
+    main()
