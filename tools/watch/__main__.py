@@ -37,11 +37,12 @@ PAGE = """<!doctype html>
 """
 
 
-def launcher(script, ranks):
+def launcher(text, ranks):
     """Returns what starts a script: torchrun, unless it starts its ranks itself or is alone."""
-    text = script.read_text()
     starts_ranks = re.search(r"\b(spawn|start_processes|Process)\(", text)
-    if starts_ranks or not ("LOCAL_RANK" in text or "init_process_group" in text):
+    if starts_ranks or not (
+        re.search(r"LOCAL_RANK|init_process_group|\bAccelerator\(|\bFabric\(", text)
+    ):
         return "python"
     return f"torchrun --standalone --nproc_per_node={ranks}"
 
@@ -143,7 +144,10 @@ def main():
     script = args.script.resolve()
     output = args.output or Path(f"{args.script}.html")
     command = " ".join(
-        [launcher(script, args.ranks), *map(shlex.quote, [str(script), *args.arguments])]
+        [
+            launcher(script.read_text(), args.ranks),
+            *map(shlex.quote, [str(script), *args.arguments]),
+        ]
     )
     with tempfile.TemporaryDirectory() as folder:  # where no snapshot of the reader's is in use
         recording, log = record(command, script, Path(folder))

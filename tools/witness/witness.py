@@ -21,7 +21,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import get_worker_info
 
-LIBRARIES = (os.path.dirname(os.__file__), "site-packages", os.path.dirname(__file__), "<")
+TOOLS = str(Path(__file__).parents[1])
+STANDARD_LIBRARY = os.path.dirname(os.__file__)
 samples = []  # of this process that a backward pass has used since its last step
 steps = 0
 roots = []  # the modules that the training loop calls, such as DDP's
@@ -48,7 +49,7 @@ def write(**event):
 
 def is_library(frame):
     path = frame.f_code.co_filename
-    return path.startswith((LIBRARIES[0], LIBRARIES[2], "<")) or LIBRARIES[1] in path
+    return path.startswith((TOOLS, STANDARD_LIBRARY, "<")) or "site-packages" in path
 
 
 def place():
@@ -160,7 +161,9 @@ def note_save(state, file):
     parts = [state, *state.values()] if isinstance(state, dict) else [state]
     names = {str(name) for part in parts if isinstance(part, dict) for name in part}
     prefixes = [p for p in ("module.", "_orig_mod.") if any(n.startswith(p) for n in names)]
-    write(saved=path, place=place(), optimizer=holds_optimizer(state), prefixes=prefixes)
+    inode = os.stat(path).st_ino if os.path.exists(path) else None
+    has_optimizer = holds_optimizer(state)
+    write(saved=path, inode=inode, place=place(), has_optimizer=has_optimizer, prefixes=prefixes)
 
 
 def load(file, map_location=None, *args, **options):
@@ -168,10 +171,15 @@ def load(file, map_location=None, *args, **options):
     return original["load"](file, map_location, *args, **options)
 
 
-def install():
+def watch_lines():
+    """At SIGUSR1, this process writes at which line it is."""
     stack = open(folder() / f"{os.getpid()}.stack", "w")  # noqa: SIM115  faulthandler keeps it
     print(os.environ.get("RANK", ""), file=stack, flush=True)
     faulthandler.register(signal.SIGUSR1, stack, all_threads=False)
+
+
+def install():
+    watch_lines()
     torch.save = save
     torch.load = load
     register_module_forward_pre_hook(note_call)
