@@ -52,6 +52,7 @@ def main():
 
     for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, end)
+    os.environ["PYTHONWARNINGS"] = "ignore:resource_tracker"  # of data workers that are killed
     args.script = args.script.resolve()
     with tempfile.TemporaryDirectory() as folder:
         audit = Audit(args, Path(folder))

@@ -30,6 +30,7 @@ inner = set()  # what they call
 called = None  # the root that runs
 original = {"save": torch.save, "load": torch.load}
 details = []  # functions of an optimizer and its parameters: what a step's event has, too
+after_backward = []  # functions to call when a backward pass comes to a root's output
 after_step = []  # functions to call when a step is written down
 
 
@@ -108,6 +109,8 @@ def note_return(module, inputs, options, output):
     def count(gradient):
         samples.extend(hashed)
         hook.remove()
+        for function in after_backward:
+            function()
 
     hook = outputs[0].register_hook(count)
 
@@ -116,7 +119,8 @@ def note_step(optimizer, args, options):
     global steps
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     more = {name: value for detail in details for name, value in detail(optimizer, parameters)}
-    if not samples and not more.get("backwards"):
+    if not samples and not more.get("has_gradient"):
+        write(no_gradient=True, place=place())
         return  # torch.distributed.checkpoint takes a step to make the optimizer's state
     held = [local(p) for p in parameters]
     if steps == 0:
@@ -140,30 +144,12 @@ def note_step(optimizer, args, options):
     steps += 1
 
 
-def holds_optimizer(state, depth=3):
-    """Whether a snapshot has an optimizer's state, or what may hold one."""
-    if not isinstance(state, dict):
-        return hasattr(state, "state_dict") and not isinstance(state, torch.nn.Module)
-    return "param_groups" in state or (
-        depth > 0 and any(holds_optimizer(value, depth - 1) for value in state.values())
-    )
-
-
 def save(state, file, *args, **options):
-    if not is_library(sys._getframe(1)):
-        note_save(state, file)
-    return original["save"](state, file, *args, **options)
-
-
-def note_save(state, file):
     path = getattr(file, "name", file)
     path = os.path.abspath(path) if isinstance(path, str | os.PathLike) else ""
-    parts = [state, *state.values()] if isinstance(state, dict) else [state]
-    names = {str(name) for part in parts if isinstance(part, dict) for name in part}
-    prefixes = [p for p in ("module.", "_orig_mod.") if any(n.startswith(p) for n in names)]
-    inode = os.stat(path).st_ino if os.path.exists(path) else None
-    has_optimizer = holds_optimizer(state)
-    write(saved=path, inode=inode, place=place(), has_optimizer=has_optimizer, prefixes=prefixes)
+    inode = os.stat(path).st_ino if os.path.exists(path) else None  # of the file written over
+    write(saved=path, inode=inode, place=place())
+    return original["save"](state, file, *args, **options)
 
 
 def load(file, map_location=None, *args, **options):

@@ -1,29 +1,30 @@
-"""Notes what tools/audit asks for beside tools/witness/witness.py: gradients, batches, collectives.
+"""Notes what tools/audit asks for beside witness.py: gradients, and the batches of DataLoaders.
 
-Of a gradient, its product with a fixed vector is kept, since that of a mean is the products' mean.
+Of a gradient, its product with a fixed vector is kept: that of a mean is the mean of the products.
 """
 
 import functools
 import hashlib
+import random
 import sys
 
+import numpy
 import torch
+import torch.distributed as dist
 import witness
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import Subset, dataloader
+from torch.utils.data import dataloader
 from witness import hashes, local, place, write
 
 PATTERN = torch.cos(torch.arange(4096, dtype=torch.float64))
 MAX_GRADIENTS = 40  # whose products are written down, of each step
-add_param_group = torch.optim.Optimizer.add_param_group
+add_param_group, item = torch.optim.Optimizer.add_param_group, torch.Tensor.item
 products = {}  # of the gradients that this process has computed since the last step, by parameter
-backwards = {}  # how often, by parameter
-synced = {}  # how often of these times DDP has averaged them
-waits = {}  # how often a line of the script has waited for the GPU since the last step
+waits = set()  # the lines of the script that have called item() since the last step
 batch_of = None  # the iterator of a DataLoader whose batch came last
-library = torch.library.Library("c10d", "IMPL")
 
 
 def product(tensor):
@@ -36,47 +37,40 @@ def digest(tensors):
     return hashlib.blake2b("".join(parts).encode(), digest_size=8).hexdigest()
 
 
-def models():
-    return {module for root in witness.roots for module in root.modules()}
-
-
-def note_gradient(key, gradient):
-    ddp = [model for model in models() if isinstance(model, DistributedDataParallel)]
-    products[key] = products.get(key, 0.0) + product(gradient)
-    backwards[key] = backwards.get(key, 0) + 1
-    synced[key] = synced.get(key, 0) + any(model.require_backward_grad_sync for model in ddp)
-    if batch_of and not batch_of.trains:
-        batch_of.trains = True
-        write(trains=id(batch_of))
-
-
 def follow(optimizer, group):
+    """Adds up the gradients of an optimizer's parameters, as they are before the ranks' mean."""
+
+    def add(key, gradient):
+        products[key] = products.get(key, 0.0) + product(gradient)
+
     add_param_group(optimizer, group)
     for parameter in optimizer.param_groups[-1]["params"]:
         if parameter.requires_grad and not hasattr(parameter, "to_local"):
-            parameter.register_hook(functools.partial(note_gradient, id(parameter)))
+            parameter.register_hook(functools.partial(add, id(parameter)))
 
 
 def describe(optimizer, parameters):
     """Returns what the event of a step has, too."""
-    keys = [id(p) for p in parameters]
-    own, counts, averaged = ([d.pop(k, None) for k in keys] for d in (products, backwards, synced))
+    modules = {module for root in witness.roots for module in root.modules()}
+    own = [products.pop(id(p), None) for p in parameters]
     gradients = [local(p.grad) for p in parameters if p.grad is not None]
     state = tree_leaves([list(values.values()) for values in optimizer.state.values()])
+    world = (dist.get_world_size() if dist.is_initialized() else 1,)
     more = {
         "optimizer": id(optimizer),
         "place": place(),
         "digest": digest(map(local, parameters)),
-        "sharded": any(hasattr(p, "to_local") for p in parameters),
         "own": own[:MAX_GRADIENTS],
         "used": [None if p.grad is None else product(p.grad) for p in parameters[:MAX_GRADIENTS]],
-        "largest": max((float(g.abs().max()) for g in gradients if g.numel()), default=None),
-        "backwards": max(filter(None, counts), default=0),
-        "synced": max(filter(None, averaged), default=0),
-        "ddp": any(isinstance(model, DistributedDataParallel) for model in models()),
-        "dropout": any(isinstance(m, _DropoutNd) and m.p > 0 and m.training for m in models()),
+        "has_gradient": any(value is not None for value in own),
+        "largest": max((float(g.abs().max()) for g in gradients if g.numel()), default=0.0),
+        "sharded": any(hasattr(p, "to_local") for p in parameters),
+        "ddp": any(isinstance(module, DistributedDataParallel) for module in modules),
+        "fsdp": any(isinstance(module, FSDPModule) for module in modules)
+        and all(hasattr(p, "device_mesh") and p.device_mesh.shape == world for p in parameters),
+        "dropout": any(isinstance(m, _DropoutNd) and m.p > 0 and m.training for m in modules),
         "stateful": any(torch.is_tensor(value) and value.ndim > 0 for value in state),
-        "waits": dict(waits),
+        "waits": sorted(waits),
     }
     waits.clear()
     return more.items()
@@ -99,12 +93,12 @@ def note_batches():
         try:
             batch = next_batch(self)
         except StopIteration:
-            write(ends=id(self))
+            write(iterator=id(self), ended=True)
             raise
         batch_of = self
         indices = self.asked.pop(0) if getattr(self, "asked", None) else []
         hashed = hashes(*witness.rows(batch))
-        write(batch_of=id(self), indices=indices, hashed=hashed)
+        write(iterator=id(self), indices=indices, hashed=hashed)
         return batch
 
     iterator._next_index, iterator.__next__ = note_index, note_batch
@@ -114,45 +108,46 @@ def description(iterator):
     dataset, sampler = iterator._dataset, iterator._index_sampler
     sampler = getattr(sampler, "sampler", sampler)  # that of a BatchSampler
     return {
-        "size": len(dataset) if hasattr(dataset, "__len__") else None,
-        "sampler": type(sampler).__name__,
-        "shuffle": getattr(sampler, "shuffle", None),
-        "split": digest([torch.tensor(dataset.indices)]) if isinstance(dataset, Subset) else "",
+        "size": len(dataset) if hasattr(dataset, "__len__") else 0,
+        "shuffle": getattr(sampler, "shuffle", None),  # of a DistributedSampler
+        "sample": first_sample(dataset) if iterator._num_workers == 0 else "",
     }
 
 
-def note_collectives():
-    """Notes each operation of torch.distributed, whoever calls it, as tools/watch does."""
-    for name in torch._C._dispatch_get_all_op_names():
-        operation = name.removeprefix("c10d::")
-        if operation != name and "process_group" in str(
-            (call := getattr(torch.ops.c10d, operation).default)._schema
-        ):
-            noted = functools.partial(note_collective, operation, call)
-            library.impl(operation, noted, "BackendSelect", with_keyset=True)
+def first_sample(dataset):
+    """Returns what tells a data set's first sample from others, or "" if it is always another one.
+
+    The script's random numbers stay as they were: a random augmentation here takes others.
+    """
+    states = torch.get_rng_state(), random.getstate(), numpy.random.get_state()
+    found = set()
+    for _ in range(2 if hasattr(dataset, "__getitem__") and len(dataset) else 0):
+        for seed in (torch.manual_seed, random.seed, numpy.random.seed):
+            seed(0)
+        parts = tree_leaves(dataset[0])
+        tensors = [part for part in parts if torch.is_tensor(part)]
+        found.add(digest(tensors) + repr([part for part in parts if not torch.is_tensor(part)]))
+    torch.set_rng_state(states[0])
+    random.setstate(states[1])
+    numpy.random.set_state(states[2])
+    return found.pop() if len(found) == 1 else ""
 
 
-def note_collective(operation, call, keys, *arguments):
-    sizes = [t.numel() for t in tree_leaves(arguments[:2]) if torch.is_tensor(t)]
-    write(collective=operation, size=sum(sizes), place=place())
-    return call.redispatch(keys.remove(torch._C.DispatchKey.BackendSelect), *arguments)
+def note_training():
+    """Notes that what came last from a DataLoader is trained with: others are for validation."""
+    if batch_of is not None and not batch_of.trains:
+        batch_of.trains = True
+        write(iterator=id(batch_of), trains=True)
 
 
-def note_waits(name):
-    call = getattr(torch.Tensor, name)
-
-    def noted(tensor, *arguments):
-        if not witness.is_library(sys._getframe(1)):
-            waits[place()] = waits.get(place(), 0) + 1
-        return call(tensor, *arguments)
-
-    setattr(torch.Tensor, name, noted)
+def note_item(tensor):
+    if not witness.is_library(sys._getframe(1)):
+        waits.add(place())
+    return item(tensor)
 
 
 def install():
-    torch.optim.Optimizer.add_param_group = follow
+    torch.optim.Optimizer.add_param_group, torch.Tensor.item = follow, note_item
     witness.details.append(describe)
+    witness.after_backward.append(note_training)
     note_batches()
-    note_collectives()
-    for name in ("item", "tolist", "__float__"):
-        note_waits(name)

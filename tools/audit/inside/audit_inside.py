@@ -51,7 +51,7 @@ def signal_all(signum):
 
 def join(backend=None, init_method=None, *args, **options):
     options.pop("device_id", None)
-    if "AUDIT_PORT" in os.environ:  # other audits run the same script at the same time
+    if os.environ["AUDIT_PORT"]:  # other audits run the same script at the same time
         os.environ["MASTER_PORT"] = os.environ["AUDIT_PORT"]
         if str(init_method).startswith("tcp://"):
             init_method = f"tcp://127.0.0.1:{os.environ['AUDIT_PORT']}"
@@ -78,7 +78,7 @@ def install():
     witness.after_step.append(after_step)
     dist.init_process_group, dist.destroy_process_group = join, leave
     dist.barrier = lambda group=None, async_op=False, device_ids=None: barrier(group, async_op)
-    if "AUDIT_PORT" in os.environ:  # it starts its ranks: they are forked, since torch is there
+    if os.environ["AUDIT_PORT"]:  # it starts its ranks: they are forked, since torch is there
         spawn = sys.modules["torch.multiprocessing.spawn"]
         start_processes = spawn.start_processes
 
@@ -90,7 +90,7 @@ def install():
             module.get_context = fork
             module.set_start_method = lambda method, force=False: None
         os.register_at_fork(after_in_child=lambda: (seed(), witness.watch_lines()))
-    if "AUDIT_GPUS" in os.environ:
+    if os.environ["AUDIT_GPUS"]:
         os.environ["PRETEND_GPUS"] = os.environ["AUDIT_GPUS"]
         sys.path.append(str(Path(__file__).parents[2] / "launch" / "pretend_gpus"))
         import audit_shim

@@ -5,11 +5,11 @@ for the scripts of this series: those of others stop in DDP.
 """
 
 import functools
-import importlib
 import inspect
 import os
 import sys
 
+import pretend_cuda
 import torch
 import witness
 from torch.overrides import TorchFunctionMode
@@ -25,7 +25,7 @@ def on_cpu(device):
     name = str(device) if isinstance(device, str | torch.device) else ""
     if name.partition(":")[0] != "cuda":
         return device
-    number = int(name[5:] or torch.cuda.current_device())
+    number = int(name[5:] or pretend_cuda.current)
     if not os.environ["CUDA_VISIBLE_DEVICES"] and number not in noted:
         noted.add(number)
         witness.write(gpu=number)
@@ -65,6 +65,11 @@ class Generator(torch.Generator):
         return super().__new__(cls, on_cpu(device))
 
 
+def none(value):
+    """Returns what stands for no value of this kind."""
+    return False if isinstance(value, bool) else None
+
+
 def change(owner, name, **changes):
     """Changes the arguments of these names, wherever `owner.name` gets them."""
     call = getattr(owner, name)
@@ -73,10 +78,9 @@ def change(owner, name, **changes):
     @functools.wraps(call)
     def changed(*args, **options):
         bound = signature.bind(*args, **options)
-        bound.apply_defaults()
-        for argument, value in changes.items():
-            old = bound.arguments[argument]
-            bound.arguments[argument] = value(old) if callable(value) else value
+        for argument, new in changes.items():
+            old = bound.arguments.get(argument, signature.parameters[argument].default)
+            bound.arguments[argument] = new(old)
         return call(*bound.args, **bound.kwargs)
 
     setattr(owner, name, changed)
@@ -94,7 +98,7 @@ def tell_script(owner, name, answer):
 
 
 def install():
-    answers = importlib.import_module("pretend_cuda").ANSWERS
+    answers = pretend_cuda.ANSWERS
     for name, answer in answers.items():
         tell_script(torch.cuda, name, answer)
     accelerator = {
@@ -112,9 +116,9 @@ def install():
     torch.nn.Module.cuda = lambda module, device="cuda": module_to(module, device)
     torch.Generator = Generator
     change(
-        torch.nn.parallel.DistributedDataParallel, "__init__", device_ids=None, output_device=None
+        torch.nn.parallel.DistributedDataParallel, "__init__", device_ids=none, output_device=none
     )
-    change(DataLoader, "__init__", pin_memory=False)
+    change(DataLoader, "__init__", pin_memory=none)
     change(torch.amp.GradScaler, "__init__", device=on_cpu)
     change(torch.autocast, "__init__", device_type=on_cpu)
     change(torch.distributed.device_mesh, "init_device_mesh", device_type=on_cpu)
