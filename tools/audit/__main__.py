@@ -29,7 +29,7 @@ def report(findings, script):
             print(textwrap.fill(text + page, 98, break_long_words=False, **indent))
 
 
-def main():
+def parse_args(arguments=None):
     parser = argparse.ArgumentParser(prog="python -m tools.audit", description=__doc__)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--nodes", type=int, default=1, help="each with a folder of its own")
@@ -40,20 +40,23 @@ def main():
     parser.add_argument("--resume", default="", metavar="ARGUMENTS", help="to resume, it needs")
     parser.add_argument("script", type=Path)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     if not args.script.is_file():
         parser.error(f"there is no file {args.script}")
     if args.nodes < 1 or args.ranks % args.nodes or args.steps < 2 or args.seconds < 1:
         parser.error("--ranks must be a multiple of --nodes, --steps 2 or more, --seconds 1")
-    from tools.audit.questions import (
-        Audit,
-        CannotRunError,
-    )  # torch, for which an error need not wait
+    args.script = args.script.resolve()
+    return args
+
+
+def main():
+    args = parse_args()
+    # This imports torch, for which a typing mistake need not wait.
+    from tools.audit.questions import Audit, CannotRunError
 
     for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, end)
     os.environ["PYTHONWARNINGS"] = "ignore:resource_tracker"  # of data workers that are killed
-    args.script = args.script.resolve()
     with tempfile.TemporaryDirectory() as folder:
         audit = Audit(args, Path(folder))
         print(f"{args.script.name}, started as by {audit.launcher}, in an empty folder, on CPUs")

@@ -40,9 +40,9 @@ PAGE = """<!doctype html>
 def launcher(text, ranks):
     """Returns what starts a script: torchrun, unless it starts its ranks itself or is alone."""
     starts_ranks = re.search(r"\b(spawn|start_processes|Process)\(", text)
-    if starts_ranks or not (
-        re.search(r"LOCAL_RANK|init_process_group|\bAccelerator\(|\bFabric\(", text)
-    ):
+    reads_rank = r"(\[|get\(|getenv\().(LOCAL_)?RANK.[],)]"
+    joins = rf"{reads_rank}|init_process_group|\b(Accelerator|Fabric)\("
+    if starts_ranks or not re.search(joins, text):
         return "python"
     return f"torchrun --standalone --nproc_per_node={ranks}"
 
@@ -143,12 +143,8 @@ def main():
         parser.error(f"there is no file {args.script}")
     script = args.script.resolve()
     output = args.output or Path(f"{args.script}.html")
-    command = " ".join(
-        [
-            launcher(script.read_text(), args.ranks),
-            *map(shlex.quote, [str(script), *args.arguments]),
-        ]
-    )
+    start = launcher(args.script.read_text(), args.ranks)
+    command = f"{start} {shlex.join([str(script), *args.arguments])}"
     with tempfile.TemporaryDirectory() as folder:  # where no snapshot of the reader's is in use
         recording, log = record(command, script, Path(folder))
     if not recording["attempts"]:

@@ -21,7 +21,9 @@ from witness import hashes, local, place, write
 
 PATTERN = torch.cos(torch.arange(4096, dtype=torch.float64))
 MAX_GRADIENTS = 40  # whose products are written down, of each step
+wrap = DistributedDataParallel.__init__
 add_param_group, item = torch.optim.Optimizer.add_param_group, torch.Tensor.item
+wrapped = set()  # the parameters that DDP should average
 products = {}  # of the gradients that this process has computed since the last step, by parameter
 waits = set()  # the lines of the script that have called item() since the last step
 batch_of = None  # the iterator of a DataLoader whose batch came last
@@ -49,6 +51,12 @@ def follow(optimizer, group):
             parameter.register_hook(functools.partial(add, id(parameter)))
 
 
+@functools.wraps(wrap)
+def note_wrapper(ddp, module, *args, **options):
+    wrapped.update(map(id, module.parameters()))
+    wrap(ddp, module, *args, **options)
+
+
 def describe(optimizer, parameters):
     """Returns what the event of a step has, too."""
     modules = {module for root in witness.roots for module in root.modules()}
@@ -65,7 +73,7 @@ def describe(optimizer, parameters):
         "has_gradient": any(value is not None for value in own),
         "largest": max((float(g.abs().max()) for g in gradients if g.numel()), default=0.0),
         "sharded": any(hasattr(p, "to_local") for p in parameters),
-        "ddp": any(isinstance(module, DistributedDataParallel) for module in modules),
+        "ddp": all(id(p) in wrapped for p in parameters if p.requires_grad),
         "fsdp": any(isinstance(module, FSDPModule) for module in modules)
         and all(hasattr(p, "device_mesh") and p.device_mesh.shape == world for p in parameters),
         "dropout": any(isinstance(m, _DropoutNd) and m.p > 0 and m.training for m in modules),
@@ -148,6 +156,7 @@ def note_item(tensor):
 
 def install():
     torch.optim.Optimizer.add_param_group, torch.Tensor.item = follow, note_item
+    DistributedDataParallel.__init__ = note_wrapper
     witness.details.append(describe)
     witness.after_backward.append(note_training)
     note_batches()
