@@ -138,7 +138,10 @@ class Audit:
         elif run.limited:
             self.say("unseen", None, "how it ends: --steps or --seconds end it before")
         elif any(run.statuses):
-            self.say("wrong", None, f"it fails: {one_line(' '.join(run.lines()[-3:]))}")
+            errors = [line for line in run.lines() if re.search(r"Error|what\(\)", line)]
+            self.say(
+                "wrong", None, f"it fails: {one_line((errors or run.lines())[-1])}", "errors.md"
+            )
         else:
             self.say("ok", None, "it ends, with status 0")
             if sum("joined" in e for e in run.events) > sum("left" in e for e in run.events):

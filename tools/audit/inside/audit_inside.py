@@ -52,7 +52,7 @@ def signal_all(signum):
 def join(backend=None, init_method=None, *args, **options):
     options.pop("device_id", None)
     if os.environ["AUDIT_PORT"]:  # other audits run the same script at the same time
-        os.environ["MASTER_PORT"] = os.environ["AUDIT_PORT"]
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": os.environ["AUDIT_PORT"]}
         if str(init_method).startswith("tcp://"):
             init_method = f"tcp://127.0.0.1:{os.environ['AUDIT_PORT']}"
     init_process_group("gloo", init_method, *args, **options)

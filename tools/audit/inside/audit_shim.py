@@ -13,7 +13,6 @@ import pretend_cuda
 import torch
 import witness
 from torch.overrides import TorchFunctionMode
-from torch.utils.data import DataLoader
 
 noted = set()  # the GPUs that the script has put something on
 
@@ -65,11 +64,6 @@ class Generator(torch.Generator):
         return super().__new__(cls, on_cpu(device))
 
 
-def none(value):
-    """Returns what stands for no value of this kind."""
-    return False if isinstance(value, bool) else None
-
-
 def change(owner, name, **changes):
     """Changes the arguments of these names, wherever `owner.name` gets them."""
     call = getattr(owner, name)
@@ -101,24 +95,18 @@ def install():
     answers = pretend_cuda.ANSWERS
     for name, answer in answers.items():
         tell_script(torch.cuda, name, answer)
-    accelerator = {
-        "current_accelerator": lambda check_available=False: torch.device("cuda"),
-        "current_device_index": answers["current_device"],
-        "device_count": answers["device_count"],
-        "is_available": answers["is_available"],
-        "set_device_index": answers["set_device"],
-        "synchronize": answers["synchronize"],
-    }
-    for name, answer in accelerator.items():
-        tell_script(torch.accelerator, name, answer)
+    for name in ("device_count", "is_available", "synchronize"):
+        tell_script(torch.accelerator, name, answers[name])
+    for name in ("current_device", "set_device"):
+        tell_script(torch.accelerator, f"{name}_index", answers[name])
+    gpu = torch.device("cuda")
+    tell_script(torch.accelerator, "current_accelerator", lambda check_available=False: gpu)
     tell_script(torch.distributed, "is_nccl_available", lambda: True)
     torch.nn.Module.to = module_to
     torch.nn.Module.cuda = lambda module, device="cuda": module_to(module, device)
     torch.Generator = Generator
-    change(
-        torch.nn.parallel.DistributedDataParallel, "__init__", device_ids=none, output_device=none
-    )
-    change(DataLoader, "__init__", pin_memory=none)
+    none = {"device_ids": lambda ids: None, "output_device": lambda device: None}
+    change(torch.nn.parallel.DistributedDataParallel, "__init__", **none)
     change(torch.amp.GradScaler, "__init__", device=on_cpu)
     change(torch.autocast, "__init__", device_type=on_cpu)
     change(torch.distributed.device_mesh, "init_device_mesh", device_type=on_cpu)
