@@ -23,7 +23,7 @@ dist.init_process_group()
 device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
 torch.manual_seed(dist.get_rank())
 generator = DistributedDataParallel(nn.Linear(2, 4).to(device))
-discriminator = DistributedDataParallel(nn.Linear(4, 1).to(device), broadcast_buffers=False)
+discriminator = DistributedDataParallel(nn.Linear(4, 1).to(device))
 optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (generator, discriminator)]
 for batch in DataLoader(Stream(), batch_size=8):
     batch = batch.to(device)

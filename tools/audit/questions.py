@@ -355,7 +355,7 @@ class Audit:
     # Snapshots
 
     def look_at_saves(self, run):
-        by_process = [[e for e in events if "saved" in e] for events in run.processes]
+        by_process = [[e for e in events if e.get("saved")] for events in run.processes]
         saves = [save for saves in by_process for save in saves]
         writers = Counter(path for saves in by_process for path in {s["saved"] for s in saves})
         nodes = Counter(Path(path).name for path in writers)
@@ -417,6 +417,11 @@ class Audit:
         started = f"killed in step {at + 1} and started again, it"
         numbers = [n for n, s in enumerate(whole[: at + 1]) if s["digest"] == steps[0]["digest"]]
         page = "singlegpu.md#loading-a-snapshot"
+        if len(numbers) > 1:
+            if load is not save or len(steps) < len(whole):
+                self.say("unseen", None, "where it resumes: its weights do not change")
+                return
+            numbers = [0]
         if not numbers or numbers == [0]:
             what = "begins from scratch" if numbers else "begins with weights that it never had"
             self.say("look", load, f"{started} {what}: does it need --resume?", page)

@@ -146,9 +146,10 @@ def note_step(optimizer, args, options):
 
 def save(state, file, *args, **options):
     path = getattr(file, "name", file)
-    path = os.path.abspath(path) if isinstance(path, str | os.PathLike) else ""
-    inode = os.stat(path).st_ino if os.path.exists(path) else None  # of the file written over
-    write(saved=path, inode=inode, place=place())
+    if not is_library(sys._getframe(1)):
+        path = os.path.abspath(path) if isinstance(path, str | os.PathLike) else ""
+        inode = os.stat(path).st_ino if os.path.exists(path) else None  # of the file written over
+        write(saved=path, inode=inode, place=place())
     return original["save"](state, file, *args, **options)
 
 

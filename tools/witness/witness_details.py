@@ -25,7 +25,7 @@ wrap = DistributedDataParallel.__init__
 add_param_group, item = torch.optim.Optimizer.add_param_group, torch.Tensor.item
 wrapped = set()  # the parameters that DDP should average
 products = {}  # of the gradients that this process has computed since the last step, by parameter
-waits = set()  # the lines of the script that have called item() since the last step
+waits = set()  # the lines that have called item() of a loss since the last step
 batch_of = None  # the iterator of a DataLoader whose batch came last
 
 
@@ -115,10 +115,12 @@ def note_batches():
 def description(iterator):
     dataset, sampler = iterator._dataset, iterator._index_sampler
     sampler = getattr(sampler, "sampler", sampler)  # that of a BatchSampler
+    shuffle = getattr(sampler, "shuffle", None)  # of a DistributedSampler
+    alone = shuffle is not None and iterator._num_workers == 0  # else its workers may open files
     return {
         "size": len(dataset) if hasattr(dataset, "__len__") else 0,
-        "shuffle": getattr(sampler, "shuffle", None),  # of a DistributedSampler
-        "sample": first_sample(dataset) if iterator._num_workers == 0 else "",
+        "shuffle": shuffle,
+        "sample": first_sample(dataset) if alone else "",
     }
 
 
@@ -129,7 +131,7 @@ def first_sample(dataset):
     """
     states = torch.get_rng_state(), random.getstate(), numpy.random.get_state()
     found = set()
-    for _ in range(2 if hasattr(dataset, "__getitem__") and len(dataset) else 0):
+    for _ in range(2):
         for seed in (torch.manual_seed, random.seed, numpy.random.seed):
             seed(0)
         parts = tree_leaves(dataset[0])
@@ -149,7 +151,7 @@ def note_training():
 
 
 def note_item(tensor):
-    if not witness.is_library(sys._getframe(1)):
+    if tensor.requires_grad and not witness.is_library(sys._getframe(1)):
         waits.add(place())
     return item(tensor)
 
