@@ -166,7 +166,7 @@ HANGS = "import subprocess; print('hangs', flush=True); subprocess.run(['sleep',
 
 def test_sigterm_leaves_no_process_behind(tmp_path, monkeypatch):
     def left_over():
-        return [text for text in environments().values() if f"PROBE_FOLDER={tmp_path}" in text]
+        return [text for text in environments().values() if f"WITNESS_FOLDER={tmp_path}" in text]
 
     (tmp_path / "hangs.py").write_text(HANGS)
     monkeypatch.setenv("TMPDIR", str(tmp_path))

@@ -39,11 +39,10 @@ from tools.launch.jobs import PRETEND_GPUS, Shell, free_port
 from tools.launch.snapshots import load, load_gpt, max_abs_diff, write_text
 from tools.steps import ROOT
 from tools.steps import STAGES as CHAIN
+from tools.witness.witness import hashes
 
 PROBE = ROOT / "tools" / "judge" / "probe"
-sys.path.insert(0, str(PROBE))
-from probe import hashes  # noqa: E402
-
+WITNESS = ROOT / "tools" / "witness"
 WITHOUT_TORCHRUN = "del os.environ['LOCAL_RANK']\n"
 NOT_FINITE = "are NaN or infinite: is the learning rate too high, or the loss wrong?"
 
@@ -69,7 +68,7 @@ class Judge:
     def run(self, total, snapshot, more="", save_every=1, launchers=(), nodes=(), gpus=0, **probe):
         """Trains a few epochs; without launchers, only the ranks start, which is faster."""
         folder = Path(tempfile.mkdtemp(dir=self.folder))
-        variables = {"PROBE_FOLDER": str(folder), "PYTHONPATH": str(PROBE)}
+        variables = {"WITNESS_FOLDER": str(folder), "PYTHONPATH": f"{PROBE}:{WITNESS}"}
         variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # see docs/hangs.md
         if gpus:
             variables["PYTHONPATH"] += f":{PRETEND_GPUS}"
@@ -91,7 +90,7 @@ class Judge:
         script.write_text(
             "import multiprocessing, os, runpy, sys\n"
             f"{WITHOUT_TORCHRUN if self.stage.launchers == PYTHON else ''}"
-            f"sys.path[:1] = [{str(self.file.parent)!r}, {str(PROBE)!r}]\n"
+            f"sys.path[:1] = [{str(self.file.parent)!r}, {str(PROBE)!r}, {str(WITNESS)!r}]\n"
             "multiprocessing.set_start_method('fork', force=True)  # as where torchrun starts it\n"
             "import probe\nprobe.install()\n"
             f"runpy.run_path({str(self.file)!r}, run_name='__main__')\n"

@@ -1,4 +1,4 @@
-"""A training that is judged: what it prints, what the probe writes of it, and where it hangs."""
+"""A training that is judged: what it prints, what the witness writes of it, and where it hangs."""
 
 import contextlib
 import linecache
@@ -23,7 +23,7 @@ class WrongError(Exception):
 
 
 class Run:
-    """What a training has printed, and what the probe has written of each of its processes."""
+    """What a training has printed, and what the witness has written of each of its processes."""
 
     def __init__(self, jobs, folder, file):
         self.file = file
@@ -35,6 +35,7 @@ class Run:
             job.end()
         files = [path.read_text().splitlines() for path in folder.glob("*.jsonl")]
         processes = [list(map(loads, lines)) for lines in files]
+        self.processes = processes
         self.events = [event for events in processes for event in events]
         steps = [[event for event in events if "samples" in event] for events in processes]
         self.steps = sorted(filter(None, steps), key=lambda steps: steps[0]["rank"])
@@ -67,7 +68,7 @@ class Run:
         alive = []
         for path in self.folder.glob("*.stack"):
             with contextlib.suppress(ProcessLookupError):
-                os.kill(int(path.stem), signal.SIGUSR1)  # see the probe
+                os.kill(int(path.stem), signal.SIGUSR1)  # see the witness
                 alive.append(path)
         deadline = time.monotonic() + SILENCE_S
         while any(path.read_text().count("\n") < 2 for path in alive):

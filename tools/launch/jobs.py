@@ -208,7 +208,7 @@ class Ranks(Job):
     )
 
     def __init__(self, command, folders, variables, full_disk_folders):
-        script, *arguments = command.split()
+        script, *arguments = shlex.split(command)
         self.folders = folders
         self.log = new_log(folders[0])
         self.log.touch()

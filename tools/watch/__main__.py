@@ -54,9 +54,8 @@ def main():
         parser.error(f"there is no file {args.script}")
     script = args.script.resolve()
     output = args.output or Path(f"{args.script}.html")
-    command = " ".join(
-        [launcher(script, args.ranks), *map(shlex.quote, [str(script), *args.arguments])]
-    )
+    start = launcher(args.script.read_text(), args.ranks)
+    command = f"{start} {shlex.join([str(script), *args.arguments])}"
     with tempfile.TemporaryDirectory() as folder:  # where no snapshot of the reader's is in use
         recording, log = record(command, script, Path(folder))
     if not recording["attempts"]:

@@ -13,11 +13,12 @@ MAX_WAIT_S = 120  # for the next line of the script, whatever is printed meanwhi
 RECORDER = Path(__file__).with_name("recorder")
 
 
-def launcher(script, ranks):
+def launcher(text, ranks):
     """Returns what starts a script: torchrun, unless it starts its ranks itself or is alone."""
-    text = script.read_text()
     starts_ranks = re.search(r"\b(spawn|start_processes|Process)\(", text)
-    if starts_ranks or not ("LOCAL_RANK" in text or "init_process_group" in text):
+    reads_rank = r"(\[|get\(|getenv\().(LOCAL_)?RANK.[],)]"
+    joins = rf"{reads_rank}|init_process_group|\b(Accelerator|Fabric)\("
+    if starts_ranks or not re.search(joins, text):
         return "python"
     return f"torchrun --standalone --nproc_per_node={ranks}"
 

@@ -1,58 +1,25 @@
-"""Writes down what each process of a training does, for tools/judge/check.py.
+"""What the judge notes and changes in each process of a training, beside tools/witness.
 
-Each process writes a line of JSON per event into a file of its own in the folder PROBE_FOLDER. At
-its step PROBE_STEP, counted from 0, the rank PROBE_RANK sends itself the signal PROBE_SIGNAL, once;
-if it is "last_node", the ranks with LAST_NODE set do, and to their launcher, too. By
-Python's clocks, each step takes PROBE_STEP_S seconds longer. At SIGUSR1, a process writes into a
-file of its own at which line it is.
+At its step PROBE_STEP, counted from 0, the rank PROBE_RANK sends itself the signal PROBE_SIGNAL,
+once; if it is "last_node", the ranks with LAST_NODE set do, and to their launcher, too. By
+Python's clocks, each step takes PROBE_STEP_S seconds longer.
 """
 
-import faulthandler
-import hashlib
 import importlib
-import json
 import multiprocessing
 import os
 import signal
 import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils._pytree import tree_leaves
+import witness
+from torch.nn.modules.module import register_module_forward_pre_hook
+from witness import folder, get_rank, local, write
 
-samples = []  # of this process that a backward pass has used since its last step
-steps = 0
-outermost = None  # the module that the training loop calls, such as DDP's
 gathered = 0  # the most parameters that were in this process's memory at once
-original = {"save": torch.save, "load": torch.load, "manual_seed": torch.manual_seed}
+original = {"manual_seed": torch.manual_seed}
 running = 0  # sums of all ranks that this process has started and not waited for
-
-
-def folder():
-    return Path(os.environ["PROBE_FOLDER"])
-
-
-def get_rank():
-    return dist.get_rank() if dist.is_initialized() else 0
-
-
-def write(**event):
-    with open(folder() / f"{os.getpid()}.jsonl", "a") as file:
-        file.write(json.dumps({"rank": get_rank(), **event}) + "\n")
-
-
-def hashes(inputs):
-    """Returns a hash of each sample of a batch."""
-    rows = inputs.detach().cpu().numpy()
-    return [hashlib.blake2b(row.tobytes(), digest_size=8).hexdigest() for row in rows]
-
-
-def local(parameter):
-    return parameter.to_local() if hasattr(parameter, "to_local") else parameter
 
 
 def in_memory(parameter):
@@ -61,60 +28,21 @@ def in_memory(parameter):
     return tensor.numel() if tensor.untyped_storage().nbytes() else 0
 
 
-def has_parameters(module, recurse=True):
-    return next(module.parameters(recurse), None) is not None
+def note_gathered(module, inputs):
+    global gathered
+    if witness.called is not None:
+        gathered = max(gathered, sum(map(in_memory, witness.roots[0].parameters())))
 
 
-def note_inputs(module, inputs):
-    global outermost, gathered
-    if torch.is_grad_enabled() and inputs and has_parameters(module):  # a loss function has none
-        outermost = outermost or module
-        gathered = max(gathered, sum(map(in_memory, outermost.parameters())))
-
-
-def note_output(module, inputs, output):
-    """Counts the samples of a forward pass when a backward pass comes to its output."""
-    outputs = [t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.requires_grad]
-    if module is not outermost or not outputs:
-        return
-    hashed = hashes(inputs[0])
-
-    def count(gradient):
-        samples.extend(hashed)
-        hook.remove()
-
-    hook = outputs[0].register_hook(count)
-
-
-def note_step(optimizer, args, options):
-    global steps
-    if not samples:  # torch.distributed.checkpoint takes a step to make the optimizer's state
-        return
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    held = [local(p) for p in parameters]
-    if steps == 0:
-        original["save"]([p.detach().cpu() for p in held], folder() / f"{os.getpid()}.initial")
-    write(
-        samples=samples[:],
-        world_size=dist.get_world_size() if dist.is_initialized() else 1,
-        weights=sum(p.detach().double().sum().item() for p in held),
-        held=sum(p.numel() for p in held),
-        gathered=gathered,
-        running=running,
-        random_state=hashlib.blake2b(torch.get_rng_state().numpy()).hexdigest(),
-        device=str(held[0].device),
-        training=any(m.training for m in outermost.modules() if has_parameters(m, recurse=False)),
-        wrappers=sum(isinstance(m, DistributedDataParallel) for m in outermost.modules()),
-    )
-    samples.clear()
-    if os.environ.get("PROBE_STEP") == str(steps):
-        send_signal()
-    steps += 1
+def note_progress(optimizer, parameters):
+    return {"gathered": gathered, "running": running}.items()
 
 
 def send_signal():
     sent = folder() / "signal_sent"
     this_rank = "last_node" if "LAST_NODE" in os.environ else str(get_rank())
+    if os.environ.get("PROBE_STEP") != str(witness.steps):
+        return
     if this_rank != os.environ["PROBE_RANK"] or sent.exists():
         return
     sent.touch()
@@ -127,16 +55,6 @@ def send_signal():
     if this_rank == "last_node":
         os.kill(os.getppid(), signum)
     os.killpg(os.getpgrp(), signum)  # its data workers, too
-
-
-def save(*args, **options):
-    write(saved=True)
-    return original["save"](*args, **options)
-
-
-def load(file, map_location=None, **options):
-    write(loaded_to=str(map_location))
-    return original["load"](file, map_location, **options)
 
 
 def set_device(device):
@@ -158,7 +76,7 @@ def manual_seed(seed):
 
 
 def slowed(clock):
-    return lambda: clock() + steps * float(os.environ["PROBE_STEP_S"])
+    return lambda: clock() + witness.steps * float(os.environ["PROBE_STEP_S"])
 
 
 class LateWork:
@@ -199,14 +117,10 @@ def late(name):
 
 
 def install():
-    stack = open(folder() / f"{os.getpid()}.stack", "w")  # noqa: SIM115  faulthandler keeps it
-    print(os.environ.get("RANK", ""), file=stack, flush=True)
-    faulthandler.register(signal.SIGUSR1, stack, all_threads=False)
-    torch.save = save
-    torch.load = load
-    register_module_forward_pre_hook(note_inputs)
-    register_module_forward_hook(note_output)
-    register_optimizer_step_pre_hook(note_step)
+    witness.install()
+    register_module_forward_pre_hook(note_gathered)
+    witness.details.append(note_progress)
+    witness.after_step.append(send_signal)
     if "PRETEND_GPUS" in os.environ:
         importlib.import_module("pretend_tensor")
         original["set_device"] = torch.cuda.set_device

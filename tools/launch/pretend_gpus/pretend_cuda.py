@@ -64,8 +64,11 @@ ANSWERS = {
     "stream": torch.cpu.stream,
     "synchronize": lambda *device: None,
 }
-for name, value in ANSWERS.items():
-    setattr(torch.cuda, name, value)
-torch.accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")
-torch.accelerator.device_count = ANSWERS["device_count"]
-torch.accelerator.set_device_index = lambda device: torch.cuda.set_device(device)
+
+
+def install():
+    for name, value in ANSWERS.items():
+        setattr(torch.cuda, name, value)
+    torch.accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")
+    torch.accelerator.device_count = ANSWERS["device_count"]
+    torch.accelerator.set_device_index = lambda device: torch.cuda.set_device(device)

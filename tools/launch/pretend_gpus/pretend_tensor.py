@@ -152,6 +152,7 @@ class Module(backends._DummyBackendModule):
         return getattr(torch.cuda, name)
 
 
+pretend_cuda.install()
 backends._setup_privateuseone_for_python_backend("pretended", Module())
 PRETENDED = torch.device("pretended", 0)  # torch's engine takes no more than one of this type
 library = torch.library.Library("aten", "IMPL")

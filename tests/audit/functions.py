@@ -1,0 +1,51 @@
+"""Functions, a dict per batch, Adam; written for GPUs alone."""
+
+import os
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+
+def save(model, optimizer, epoch):
+    state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
+    torch.save({**state, "epoch": epoch}, "last.tmp")
+    os.rename("last.tmp", "last.pt")
+
+
+def load(model, optimizer):
+    state = torch.load("last.pt", map_location="cpu")
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    return state["epoch"]
+
+
+def train(local_rank):
+    generator = torch.Generator().manual_seed(1)
+    data = [{"x": x, "y": x.sum()} for x in torch.randn(64, 4, generator=generator)]
+    sampler = DistributedSampler(data)
+    loader = DataLoader(data, batch_size=4, sampler=sampler)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)).cuda()
+    optimizer = torch.optim.Adam(model.parameters())
+    first = load(model, optimizer) if os.path.exists("last.pt") else 0
+    model = DistributedDataParallel(model, device_ids=[local_rank])
+    for epoch in range(first, 3):
+        sampler.set_epoch(epoch)
+        for batch in loader:
+            optimizer.zero_grad()
+            output = model(batch["x"].cuda()).squeeze(1)
+            loss = nn.functional.mse_loss(output, batch["y"].cuda())
+            loss.backward()
+            optimizer.step()
+        if dist.get_rank() == 0:
+            save(model, optimizer, epoch + 1)
+        dist.barrier()
+
+
+if __name__ == "__main__":
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl")
+    train(int(os.environ["LOCAL_RANK"]))
+    dist.destroy_process_group()

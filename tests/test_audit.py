@@ -1,0 +1,53 @@
+"""tools.audit finds the faults of tests/audit/faults.txt, and none in right scripts."""
+
+import pytest
+from helpers import NIGHTLY, run
+
+from tools.audit.__main__ import parse_args
+from tools.audit.questions import Audit
+from tools.steps import ROOT
+
+SCRIPTS = ROOT / "tests" / "audit"
+_, *EDITS = (SCRIPTS / "faults.txt").read_text().splitlines()
+RIGHT = [path.name for path in sorted(SCRIPTS.glob("*.py"))]
+
+
+def short(number, values):
+    """Leaves all but the first values to the night."""
+    return [*values[:number], *(pytest.param(value, marks=NIGHTLY) for value in values[number:])]
+
+
+def audit(folder, script):
+    audit = Audit(parse_args([str(script)]), folder)
+    try:
+        return audit.ask()
+    finally:
+        audit.shell.end_all()
+
+
+@pytest.mark.parametrize("edit", short(1, EDITS))
+def test_fault(tmp_path, edit):
+    script, old, new, line, sentence = edit.split(" | ")
+    source = (SCRIPTS / f"{script}.py").read_text()
+    assert source.count(old) == 1
+    source = source.replace(old, new)
+    (tmp_path / "faulty.py").write_text(source)
+    (number,) = (n for n, text in enumerate(source.splitlines(), 1) if line in text)
+    found = audit(tmp_path, tmp_path / "faulty.py")
+    places = {f.place for f in found if sentence in f.text and f.kind in ("wrong", "look")}
+    assert places == {f"{tmp_path}/faulty.py:{number}"}, found
+
+
+@pytest.mark.parametrize("script", short(1, RIGHT))
+def test_right_script(tmp_path, script):
+    found = audit(tmp_path, SCRIPTS / script)
+    assert {f.text for f in found if f.kind in ("wrong", "look")} <= {
+        "at SIGTERM, nothing is saved"
+    }
+
+
+def test_misuse(tmp_path):
+    (tmp_path / "breaks.py").write_text("import nosuch")
+    result = run("python", "-m", "tools.audit", str(tmp_path / "breaks.py"))
+    assert result.returncode == 2
+    assert "could not be run" in result.stderr and "No module named 'nosuch'" in result.stderr

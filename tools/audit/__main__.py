@@ -1,0 +1,75 @@
+"""Says what is wrong with a training script, by what it does: python -m tools.audit my_train.py 3 1
+
+It starts the script several times, in empty folders, on CPU processes ("cuda" means the CPU), and
+ends it after some steps. So paths of data must be absolute, and what needs the network, or CUDA
+kernels of its own, cannot be run. docs/audit.md explains what it asks.
+"""
+
+import argparse
+import os
+import signal
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+
+from tools.judge.check import end
+
+TITLES = {"wrong": "WRONG", "look": "look at", "ok": "ok", "unseen": "not seen"}
+
+
+def report(findings, script):
+    for kind, title in TITLES.items():
+        for place, text, page in (finding[1:] for finding in findings if finding[0] == kind):
+            file, _, line = place.rpartition(":")
+            name = script.name if file == str(script) else os.path.relpath(file or script)
+            text = f"{name}:{line}: {text}" if place else text
+            page = f" (docs/{page})" if page else ""
+            indent = {"initial_indent": f"{title:10}", "subsequent_indent": " " * 10}
+            print(textwrap.fill(text + page, 98, break_long_words=False, **indent))
+
+
+def parse_args(arguments=None):
+    parser = argparse.ArgumentParser(prog="python -m tools.audit", description=__doc__)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--nodes", type=int, default=1, help="each with a folder of its own")
+    parser.add_argument("--launcher", choices=["python", "torchrun"], help="what starts it")
+    parser.add_argument("--steps", type=int, default=200, help="after which a run is ended")
+    parser.add_argument("--seconds", type=int, default=60, help="after which a run is ended")
+    parser.add_argument("--no-kill", action="store_true", help="do not kill it, nor resume")
+    parser.add_argument("--resume", default="", metavar="ARGUMENTS", help="to resume, it needs")
+    parser.add_argument("script", type=Path)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
+    args = parser.parse_args(arguments)
+    if not args.script.is_file():
+        parser.error(f"there is no file {args.script}")
+    if args.nodes < 1 or args.ranks % args.nodes or args.steps < 2 or args.seconds < 1:
+        parser.error("--ranks must be a multiple of --nodes, --steps 2 or more, --seconds 1")
+    args.script = args.script.resolve()
+    return args
+
+
+def main():
+    args = parse_args()
+    # This imports torch, for which a typing mistake need not wait.
+    from tools.audit.questions import Audit, CannotRunError
+
+    for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, end)
+    os.environ["PYTHONWARNINGS"] = "ignore:resource_tracker"  # of data workers that are killed
+    with tempfile.TemporaryDirectory() as folder:
+        audit = Audit(args, Path(folder))
+        print(f"{args.script.name}, started as by {audit.launcher}, in an empty folder, on CPUs")
+        try:
+            findings = audit.ask()
+        except CannotRunError as error:
+            print(f"It could not be run:\n{textwrap.indent(str(error), '| ')}", file=sys.stderr)
+            sys.exit(2)
+        finally:
+            audit.shell.end_all()
+    report(findings, args.script)
+    sys.exit(any(kind == "wrong" for kind, *_ in findings))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Notes what a process of an audit does, and ends it: after so many steps, or by a signal."""
+
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy
+import torch
+import torch._dynamo  # before a function of torch's is replaced
+import torch.distributed as dist
+import witness
+import witness_details
+
+start = time.monotonic()
+init_process_group, destroy_process_group = dist.init_process_group, dist.destroy_process_group
+barrier = dist.barrier
+
+
+def seed():
+    """Gives each process other random numbers, as one has that is not forked, or AUDIT_SEED's."""
+    number = int(os.environ.get("AUDIT_SEED") or random.SystemRandom().getrandbits(32))
+    for function in (torch.manual_seed, random.seed, numpy.random.seed):
+        function(number)
+
+
+def after_step():
+    sent = witness.folder() / "sent"
+    at, signum = map(int, os.environ["AUDIT_SIGNAL"].split())
+    if witness.steps == at and not sent.exists():
+        sent.touch()
+        signal_all(signum)
+    seconds = time.monotonic() - start
+    if witness.steps >= int(os.environ["AUDIT_STEPS"]) or seconds > int(
+        os.environ["AUDIT_SECONDS"]
+    ):
+        (witness.folder() / "limited").touch()
+        signal_all(signal.SIGKILL)
+
+
+def signal_all(signum):
+    """Sends a signal to all processes that train, to this one last."""
+    pids = [int(path.stem) for path in witness.folder().glob("*.jsonl")]
+    witness.write(signal=signum)
+    for pid in sorted(pids, key=lambda pid: pid == os.getpid()):
+        os.kill(pid, signum)
+
+
+def join(backend=None, init_method=None, *args, **options):
+    options.pop("device_id", None)
+    if os.environ["AUDIT_PORT"]:  # other audits run the same script at the same time
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": os.environ["AUDIT_PORT"]}
+        if str(init_method).startswith("tcp://"):
+            init_method = f"tcp://127.0.0.1:{os.environ['AUDIT_PORT']}"
+    init_process_group("gloo", init_method, *args, **options)
+    witness.write(joined=dist.get_world_size())
+
+
+def leave(*args):
+    witness.write(left=True)
+    destroy_process_group(*args)
+
+
+def fork(method=None):
+    return forking
+
+
+forking = multiprocessing.get_context("fork")
+
+
+def install():
+    seed()
+    witness.install()
+    witness_details.install()
+    witness.after_step.append(after_step)
+    dist.init_process_group, dist.destroy_process_group = join, leave
+    dist.barrier = lambda group=None, async_op=False, device_ids=None: barrier(group, async_op)
+    if os.environ["AUDIT_PORT"]:  # it starts its ranks: they are forked, since torch is there
+        spawn = sys.modules["torch.multiprocessing.spawn"]
+        start_processes = spawn.start_processes
+
+        def fork_processes(*args, start_method="fork", **options):
+            return start_processes(*args[:5], start_method="fork", **options)
+
+        spawn.start_processes = torch.multiprocessing.start_processes = fork_processes
+        for module in (multiprocessing, torch.multiprocessing):
+            module.get_context = fork
+            module.set_start_method = lambda method, force=False: None
+        os.register_at_fork(after_in_child=lambda: (seed(), witness.watch_lines()))
+    if os.environ["AUDIT_GPUS"]:
+        os.environ["PRETEND_GPUS"] = os.environ["AUDIT_GPUS"]
+        sys.path.append(str(Path(__file__).parents[2] / "launch" / "pretend_gpus"))
+        import audit_shim
+
+        audit_shim.install()

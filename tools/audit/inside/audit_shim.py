@@ -1,0 +1,116 @@
+"""Lets a script that is written for GPUs run on CPUs: where it says "cuda", it gets the CPU.
+
+Packages, torch among them, are told the truth. The pretended GPUs of tools/launch are stricter, and
+for the scripts of this series: those of others stop in DDP.
+"""
+
+import functools
+import inspect
+import os
+import sys
+
+import pretend_cuda
+import torch
+import witness
+from torch.overrides import TorchFunctionMode
+
+noted = set()  # the GPUs that the script has put something on
+
+
+def on_cpu(device):
+    """Returns the CPU for a GPU, and notes its number, unless the script hides the others."""
+    if type(device) is int:
+        device = f"cuda:{device}"
+    name = str(device) if isinstance(device, str | torch.device) else ""
+    if name.partition(":")[0] != "cuda":
+        return device
+    number = int(name[5:] or pretend_cuda.current)
+    if not os.environ["CUDA_VISIBLE_DEVICES"] and number not in noted:
+        noted.add(number)
+        witness.write(gpu=number)
+    return "cpu"
+
+
+class Translate(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if func == torch.device:
+            number = args and type(args[0]) is int
+            return func("cuda", *args) if number else func(*args, **kwargs)
+        if func == torch.Tensor.pin_memory:
+            return args[0]
+        if func == torch.Tensor.cuda:
+            func, args = torch.Tensor.to, (args[0], *(args[1:2] or ["cuda"]))
+        if func == torch.Tensor.to and len(args) > 1:
+            args = (args[0], on_cpu(args[1]), *args[2:])
+        if "device" in kwargs:
+            kwargs["device"] = on_cpu(kwargs["device"])
+        return func(*args, **kwargs)
+
+
+def module_to(module, *args, **options):
+    if args:
+        args = (on_cpu(args[0]), *args[1:])
+    if "device" in options:
+        options["device"] = on_cpu(options["device"])
+    return original_to(module, *args, **options)
+
+
+original_to = torch.nn.Module.to
+
+
+class Generator(torch.Generator):
+    def __new__(cls, device="cpu"):
+        return super().__new__(cls, on_cpu(device))
+
+
+def change(owner, name, **changes):
+    """Changes the arguments of these names, wherever `owner.name` gets them."""
+    call = getattr(owner, name)
+    signature = inspect.signature(call)
+
+    @functools.wraps(call)
+    def changed(*args, **options):
+        bound = signature.bind(*args, **options)
+        for argument, new in changes.items():
+            old = bound.arguments.get(argument, signature.parameters[argument].default)
+            bound.arguments[argument] = new(old)
+        return call(*bound.args, **bound.kwargs)
+
+    setattr(owner, name, changed)
+
+
+def tell_script(owner, name, answer):
+    """Lets a function give the script this answer, and packages the true one."""
+    truth = getattr(owner, name, answer)
+
+    def told(*args, **options):
+        asked = truth if witness.is_library(sys._getframe(1)) else answer
+        return asked(*args, **options)
+
+    setattr(owner, name, told if inspect.isroutine(answer) else answer)
+
+
+def install():
+    answers = pretend_cuda.ANSWERS
+    for name, answer in answers.items():
+        tell_script(torch.cuda, name, answer)
+    for name in ("device_count", "is_available", "synchronize"):
+        tell_script(torch.accelerator, name, answers[name])
+    for name in ("current_device", "set_device"):
+        tell_script(torch.accelerator, f"{name}_index", answers[name])
+    gpu = torch.device("cuda")
+    tell_script(torch.accelerator, "current_accelerator", lambda check_available=False: gpu)
+    tell_script(torch.distributed, "is_nccl_available", lambda: True)
+    torch.nn.Module.to = module_to
+    torch.nn.Module.cuda = lambda module, device="cuda": module_to(module, device)
+    torch.Generator = Generator
+    none = {"device_ids": lambda ids: None, "output_device": lambda device: None}
+    change(torch.nn.parallel.DistributedDataParallel, "__init__", **none)
+    change(torch.amp.GradScaler, "__init__", device=on_cpu)
+    change(torch.autocast, "__init__", device_type=on_cpu)
+    change(torch.distributed.device_mesh, "init_device_mesh", device_type=on_cpu)
+    torch.distributed.init_device_mesh = torch.distributed.device_mesh.init_device_mesh
+    load = witness.original["load"]
+    witness.original["load"] = lambda file, _, *args, **options: load(file, "cpu", *args, **options)
+    Translate().__enter__()

@@ -1,0 +1,174 @@
+"""Writes down what each process of a training does, for tools/judge and tools/audit.
+
+Each process writes a line of JSON per event into a file of its own in the folder WITNESS_FOLDER.
+What is computed stays the same, bit for bit. At SIGUSR1, a process writes into a file of its own
+at which line it is.
+"""
+
+import faulthandler
+import hashlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import get_worker_info
+
+TOOLS = str(Path(__file__).parents[1])
+STANDARD_LIBRARY = os.path.dirname(os.__file__)
+samples = []  # of this process that a backward pass has used since its last step
+steps = 0
+roots = []  # the modules that the training loop calls, such as DDP's
+inner = set()  # what they call
+called = None  # the root that runs
+original = {"save": torch.save, "load": torch.load}
+details = []  # functions of an optimizer and its parameters: what a step's event has, too
+after_backward = []  # functions to call when a backward pass comes to a root's output
+after_step = []  # functions to call when a step is written down
+
+
+def folder():
+    return Path(os.environ["WITNESS_FOLDER"])
+
+
+def get_rank():
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def write(**event):
+    if get_worker_info() is None:  # else a data worker
+        with open(folder() / f"{os.getpid()}.jsonl", "a") as file:
+            file.write(json.dumps({"rank": get_rank(), "at": steps, **event}) + "\n")
+
+
+def is_library(frame):
+    path = frame.f_code.co_filename
+    return path.startswith((TOOLS, STANDARD_LIBRARY, "<")) or "site-packages" in path
+
+
+def place():
+    """Returns the file and the line of the script that has called what is noted."""
+    frame = sys._getframe(1)
+    while frame and is_library(frame):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""
+
+
+def hashes(*tensors):
+    """Returns a hash of each sample of a batch, of which each tensor has a row."""
+    rows = [t.detach().cpu() for t in tensors]
+    rows = [(t.float() if t.dtype == torch.bfloat16 else t).numpy() for t in rows]
+    return [
+        hashlib.blake2b(b"".join(part.tobytes() for part in row), digest_size=8).hexdigest()
+        for row in zip(*rows, strict=True)
+    ]
+
+
+def rows(values):
+    """Returns the tensors of `values` with a row per sample, which the first of them counts."""
+    tensors = [t for t in tree_leaves(values) if torch.is_tensor(t) and t.ndim]
+    return [local(t) for t in tensors if len(t) == len(tensors[0])]
+
+
+def local(tensor):
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def trains(module):
+    """Whether a call of this module may be part of a step: the call of a loss function is none."""
+    return torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
+
+
+def note_call(module, inputs):
+    global called
+    if called is None and module not in inner and trains(module):
+        called = module
+        if module not in roots:
+            roots.append(module)
+            inner.update(set(module.modules()) - {module})
+
+
+def note_return(module, inputs, options, output):
+    """Counts the samples of a forward pass when a backward pass comes to its output."""
+    global called
+    if module is not called:
+        return
+    called = None
+    outputs = [t for t in tree_leaves(output) if torch.is_tensor(t) and t.requires_grad]
+    if not outputs:
+        return
+    hashed = hashes(*rows((inputs, options)))
+
+    def count(gradient):
+        samples.extend(hashed)
+        hook.remove()
+        for function in after_backward:
+            function()
+
+    hook = outputs[0].register_hook(count)
+
+
+def note_step(optimizer, args, options):
+    global steps
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    more = {name: value for detail in details for name, value in detail(optimizer, parameters)}
+    if not samples and not more.get("has_gradient"):
+        write(no_gradient=True, place=place())
+        return  # torch.distributed.checkpoint takes a step to make the optimizer's state
+    held = [local(p) for p in parameters]
+    if steps == 0:
+        original["save"]([p.detach().cpu() for p in held], folder() / f"{os.getpid()}.initial")
+    modules = [module for root in roots for module in root.modules()]
+    own = [module for module in modules if next(module.parameters(recurse=False), None) is not None]
+    write(
+        samples=samples[:],
+        world_size=dist.get_world_size() if dist.is_initialized() else 1,
+        weights=sum(p.detach().double().sum().item() for p in held),
+        held=sum(p.numel() for p in held),
+        random_state=hashlib.blake2b(torch.get_rng_state().numpy()).hexdigest(),
+        device=str(held[0].device),
+        training=any(module.training for module in own),
+        wrappers=sum(isinstance(module, DistributedDataParallel) for module in set(modules)),
+        **more,
+    )
+    samples.clear()
+    for function in after_step:
+        function()
+    steps += 1
+
+
+def save(state, file, *args, **options):
+    path = getattr(file, "name", file)
+    if not is_library(sys._getframe(1)):
+        path = os.path.abspath(path) if isinstance(path, str | os.PathLike) else ""
+        inode = os.stat(path).st_ino if os.path.exists(path) else None  # of the file written over
+        write(saved=path, inode=inode, place=place())
+    return original["save"](state, file, *args, **options)
+
+
+def load(file, map_location=None, *args, **options):
+    write(loaded_to=str(map_location), place=place())
+    return original["load"](file, map_location, *args, **options)
+
+
+def watch_lines():
+    """At SIGUSR1, this process writes at which line it is."""
+    stack = open(folder() / f"{os.getpid()}.stack", "w")  # noqa: SIM115  faulthandler keeps it
+    print(os.environ.get("RANK", ""), file=stack, flush=True)
+    faulthandler.register(signal.SIGUSR1, stack, all_threads=False)
+
+
+def install():
+    watch_lines()
+    torch.save = save
+    torch.load = load
+    register_module_forward_pre_hook(note_call)
+    register_module_forward_hook(note_return, with_kwargs=True, always_call=True)
+    register_optimizer_step_pre_hook(note_step)
