@@ -242,6 +242,35 @@ SHOWN = """(lines) => lines.map(
 
 
 @needs_browser
+def test_a_touched_line_says_what_falls_without_it(site):
+    """A click or a key on a changed line of a diff; its unit's lines are marked."""
+    answers = json.loads((ROOT / "docs" / "assets" / "units.json").read_text())["multigpu.py"]
+    with browser_of(site) as (page, address):
+        page.goto(f"{address}/multigpu.html")
+        found = Counter()
+        for line in page.locator(".diff > pre .line[data-unit]").all():
+            line.click()
+            marked = page.locator(".diff > pre .line.marked").all_text_contents()
+            (unit,) = (
+                unit
+                for unit in answers
+                if f"Without it: {unit['without']}" in page.inner_text(".without")
+            )
+            assert Counter(text.strip() for text in marked) == Counter(
+                text[1:].strip() for text in unit["lines"]
+            )
+            found.update(marked[:1])
+            page.keyboard.press("Escape")
+            assert not page.locator(".without, .marked").count()
+        assert found.total() == sum(len(unit["lines"]) for unit in answers)
+        stops = page.locator(".diff > pre .line[tabindex]")
+        stops.first.focus()
+        page.keyboard.press("Enter")
+        assert page.inner_text(".without").startswith("Without it: ")
+        assert stops.first.get_attribute("aria-expanded") == "true"
+
+
+@needs_browser
 def test_any_two_files_can_be_compared(site):
     """Those that a page or an address names, or that one chooses, with every line that differs."""
 

@@ -3,6 +3,8 @@
 mkdocs.yml names `format_diff`, for a ```diff fence.
 """
 
+import collections
+import functools
 import json
 from html import escape
 
@@ -10,9 +12,11 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
 
-from tools.pages.fences import language_of, marked_units, step_to
+from tools.pages.fences import changed_units, language_of, marked_units, step_to
+from tools.steps import ROOT
 from tools.watch.recordings import RECORDINGS
 
+UNITS = ROOT / "docs" / "assets" / "units.json"
 TAGS = {"+": "ins", "-": "del", " ": "span"}
 
 
@@ -24,8 +28,9 @@ def highlight_lines(lines, language):
     return highlight(text, lexer, HtmlFormatter(nowrap=True)).split("\n")[bool(inside) :]
 
 
-def format_lines(lines, language):
-    """Returns the HTML of the lines of a diff."""
+def format_lines(lines, language, units=()):
+    """Returns the HTML of the lines of a diff; the changed ones of which may be of `units`."""
+    units = iter(units)
     sides = {
         "+": iter(highlight_lines([line[1:] for line in lines if line[:1] in " +"], language)),
         "-": iter(highlight_lines([line[1:] for line in lines if line[:1] in " -"], language)),
@@ -41,8 +46,47 @@ def format_lines(lines, language):
                 shown = next(sides[side])
         indent = len(line) - len(line[1:].lstrip()) - 1
         tag = TAGS[sign]
-        rows.append(f'<{tag} class="line" style="--indent: {indent}ch">{shown}\n</{tag}>')
+        unit = next(units, None) if sign in "+-" else None
+        data = f' data-unit="{unit}"' if unit else ""
+        rows.append(f'<{tag} class="line" style="--indent: {indent}ch"{data}>{shown}\n</{tag}>')
     return "".join(rows)
+
+
+@functools.cache
+def answers():
+    """Returns, by file, what falls without each unit of its step: see tools/units."""
+    return json.loads(UNITS.read_text())
+
+
+@functools.cache
+def units_of_lines(file):
+    """Returns, by function, the unit of each changed line of a file's step, such as `a.py:3`."""
+    left = [collections.Counter(answer["lines"]) for answer in answers().get(file, [])]
+    found = {}
+    for name, lines in changed_units(step_to(file)).items():
+        found[name] = []
+        for line in lines:
+            if line[0] in "+-":
+                number = next((n for n, counts in enumerate(left) if counts[line]), None)
+                found[name].append(None if number is None else f"{file}:{number}")
+                if number is not None:
+                    left[number][line] -= 1
+    return found
+
+
+def format_units(files):
+    """Returns what falls without each unit of these files, for docs/assets/units.js."""
+    shown = {file: answers()[file] for file in files if file in answers()}
+    if not shown:
+        return ""
+    top = "../" * max(file.count("/") for file in shown)
+    sentences = {
+        file: [{key: unit[key] for key in ("without", "watch") if key in unit} for unit in units]
+        for file, units in shown.items()
+    }
+    data = json.dumps(sentences).replace("</", r"<\/")
+    script = f'<script id="units" type="application/json">{data}</script>'
+    return f'{script}<script src="{top}assets/units.js"></script>'
 
 
 def format_diff(source, language, css_class, options, md, **kwargs):
@@ -61,7 +105,7 @@ def format_diff(source, language, css_class, options, md, **kwargs):
             "<details><summary><span>in full</span><span>as a diff</span></summary>"
             f"{format_code(format_lines(whole, options['lang']))}</details>"
         )
-    shown = format_code(format_lines(lines, options["lang"]))
+    shown = format_code(format_lines(lines, options["lang"], units_of_lines(file)[unit]))
     return f'<div class="diff highlight"><p class="caption">{caption}</p>{shown}{switch}</div>'
 
 

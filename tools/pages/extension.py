@@ -14,7 +14,7 @@ from markdown.postprocessors import Postprocessor
 from markdown.preprocessors import Preprocessor
 
 from tools.pages.check_docs import reading_time
-from tools.pages.diffs import format_file, link_to_diff
+from tools.pages.diffs import format_file, format_units, link_to_diff
 from tools.pages.widgets import CHOICES, format_recording
 
 CODE_BLOCK = re.compile(
@@ -38,7 +38,8 @@ class Sources(Preprocessor):
         self.add_subtitle(dict.fromkeys(file for file, _ in re.findall(COG_FENCE, text)))
         text = re.sub(f"({COG_FENCE}diff .*)", r'\1 file="\2" unit="\3"', text)
         text = re.sub(f"({COG_FENCE}(?:python|bash))(?=\n)", r'\1 title="\2 · \3"', text)
-        for file in dict.fromkeys(file for file, _ in re.findall(f"{COG_FENCE}diff ", text)):
+        compared = dict.fromkeys(file for file, _ in re.findall(f"{COG_FENCE}diff ", text))
+        for file in compared:
             text += f"\n\n## {file} in full {{ data-search-exclude }}\n\n{link_to_diff(file)}\n\n"
             text += self.md.htmlStash.store(format_file(file))
         before = text
@@ -51,7 +52,7 @@ class Sources(Preprocessor):
         if played:
             top = "../" * (played[1] or "").count("/")
             text += "\n\n" + store(PLAYER.format(top))
-        return text.split("\n")
+        return [*text.split("\n"), "", store(format_units(compared))]
 
     def add_subtitle(self, files):
         """Puts the names of a page's scripts below its title in the sidebar, if Zensical builds."""

@@ -1,0 +1,101 @@
+"""tools/units: each changed line is in one unit, and has an answer to what falls without it."""
+
+import json
+from collections import Counter
+
+import pytest
+
+from tools.steps import ALL, STEPS, diff_lines
+from tools.units.answers import answer
+from tools.units.cut import UNITS, Cut
+
+ANSWERED = json.loads(UNITS.read_text())
+OLD = """import os
+
+
+def main(path):
+    data = read(path)
+    print(data)
+
+
+def read(path):
+    return open(path).read()
+
+
+main("a")
+"""
+NEW = """import os
+import sys
+
+
+def main(path, size):
+    \"\"\"Prints the start of a file.\"\"\"
+    data = read(path)
+    if not data:
+        # Nothing to print.
+        sys.exit()
+    print(data[:size])
+
+
+def read(path):
+    total = open(path).read()
+    return total
+
+
+main("a", 3)
+"""
+
+
+def test_stages_are_answered():
+    assert {step.file for step in STEPS} <= {*ANSWERED}
+
+
+@pytest.mark.parametrize("step", [step for step in ALL if step.file in ANSWERED])
+def test_each_changed_line_has_an_answer(step):
+    units = ANSWERED[step.file]
+    lines = Counter(line for unit in units for line in unit["lines"])
+    hint = f"run: python -m tools.units {step.file}; then write what falls `without` it"
+    assert lines == Counter(diff_lines(step.base, step.file)), hint
+    assert all(unit["falls"] and unit["without"] for unit in units), hint
+
+
+def test_units(tmp_path):
+    """What has no use without a line, or no sense, goes with it; a docstring with its function."""
+    (tmp_path / "old.py").write_text(OLD)
+    (tmp_path / "new.py").write_text(NEW)
+    cut = Cut(tmp_path / "old.py", tmp_path / "new.py")
+    units = [(cut.lines(own), len(pieces - own)) for own, pieces in cut.units]
+    whole = [
+        "-def main(path):",
+        "+def main(path, size):",
+        '+    """Prints the start of a file."""',
+        "-    print(data)",
+        "+    print(data[:size])",
+        '-main("a")',
+        '+main("a", 3)',
+    ]
+    unless = ["+    if not data:", "+        # Nothing to print.", "+        sys.exit()"]
+    read = ["-    return open(path).read()", "+    total = open(path).read()", "+    return total"]
+    assert units == [(["+import sys", *unless], 0), (whole, 0), (read, 0)]
+
+
+@pytest.mark.long
+def test_what_falls(monkeypatch):
+    """Without DDP, the line that unwraps its model goes, too; then the ranks' weights differ."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    texts = [str(unit["lines"]) for unit in ANSWERED["multigpu.py"]]
+    (number,) = (n for n, text in enumerate(texts) if "DistributedDataParallel" in text)
+    found = answer("multigpu.py", number)
+    assert any("self.model.module" in line for line in found["with"])
+    assert (found["falls"], found["says"][:15]) == ("weights", "After 1 steps, ")
+
+
+@pytest.mark.long
+def test_a_test_that_a_person_names(monkeypatch):
+    (number,) = (
+        n
+        for n, unit in enumerate(ANSWERED["multigpu_torchrun.py"])
+        if "too few GPUs" in str(unit["lines"])
+    )
+    name = "test_bad_input.py::test_more_processes_than_gpus"
+    assert answer("multigpu_torchrun.py", number, name)["falls"] == name

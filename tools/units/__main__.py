@@ -1,0 +1,83 @@
+"""Puts each unit of a diff back, and says which promise of the script falls.
+
+    python -m tools.units multigpu.py
+
+It judges what is left, as `make check` does, and where the judge finds nothing, runs the tests that
+name the script. docs/assets/units.json keeps what it finds, beside the sentence that the page shows
+and that a person writes. Where a person has written a test's name there, it runs that test first.
+Without files, it takes the units whose text, check or test has changed since.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import multiprocessing
+import os
+
+from tools.steps import ALL
+from tools.units.answers import answer, cut_of, digest
+from tools.units.cut import UNITS
+
+BY_HAND = ("without", "watch")  # what a person writes there
+
+
+def load():
+    return json.loads(UNITS.read_text()) if UNITS.exists() else {}
+
+
+def write(units):
+    """Writes a unit a line."""
+    files = []
+    for step in ALL:
+        if step.file in units:
+            lines = ",\n".join(json.dumps(u, ensure_ascii=False) for u in units[step.file])
+            files.append(f"{json.dumps(step.file)}: [\n{lines}\n]")
+    UNITS.write_text("{\n" + ",\n".join(files) + "\n}\n")
+
+
+def stored(units, file, cut):
+    """Returns what is stored of each unit of a file, as it is cut today."""
+    known = {tuple(unit["lines"]): [] for unit in units.get(file, [])}
+    for unit in units.get(file, []):
+        known[tuple(unit["lines"])].append(unit)
+    found = []
+    for own, _ in cut.units:
+        same = known.get(tuple(cut.lines(own)))
+        found.append(same.pop(0) if same else {})
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("files", nargs="*", help="by default, what has changed")
+    parser.add_argument("--unanswered", action="store_true", help="only units without an answer")
+    args = parser.parse_args()
+    files = [step.file for step in ALL if step.file.endswith(".py")]
+    if unknown := {*args.files} - {*files}:
+        parser.error(f"no step leads to {', '.join(unknown)}")
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    units = load()
+    answers = {}  # as cut today; {} where there is none
+    with concurrent.futures.ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        jobs = {}
+        for file in args.files or units:
+            cut = cut_of(file)
+            answers[file] = stored(units, file, cut)
+            for number, (unit, (_, pieces)) in enumerate(
+                zip(answers[file], cut.units, strict=True)
+            ):
+                falls = unit.get("falls", "")
+                changed = unit.get("of") != digest(cut.put_back(pieces).text, falls)
+                if not falls if args.unanswered else args.files or changed:
+                    jobs[pool.submit(answer, file, number, falls)] = file, number
+        for job in concurrent.futures.as_completed(jobs):
+            file, number = jobs[job]
+            before, unit = answers[file][number], job.result()
+            by_hand = {key: before[key] for key in BY_HAND if key in before}
+            answers[file][number] = unit | by_hand
+            print(f"{file}: {unit['lines'][0]} …: {unit['falls'] or 'NOTHING'}", flush=True)
+            write(units | {name: list(filter(None, found)) for name, found in answers.items()})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""What falls when a unit of a diff is put back: the first check of the judge, or the first test."""
+
+import ast
+import hashlib
+import inspect
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tools.judge.checks import Judge, WrongError, toy_task
+from tools.judge.stages import STAGES
+from tools.steps import ALL, ROOT
+from tools.units.cut import Cut
+
+DOCSTRING = "docstring"  # what falls without the lines at the top of a file
+STAGE_TESTS = "one_rank bad_input own_changes training preemptible hangs"
+TESTS = {"recipes": "recipes", "by_hand": "by_hand", "gpt": "gpt gpt_sharded"}
+# An error that tells of the cut, and not of the step's idea: a line that is left needs another.
+OF_THE_CUT = r"^\W*(NameError|AttributeError|UnboundLocalError|TypeError)\b"
+ERROR = re.compile(r"\w+(?:Error|Exception)\b(?!:? \[Errno 98\]).*")
+
+
+def judge(file, path):
+    """Returns the first check that fails on a script that stands for `file`, and what it says."""
+    name = file.removesuffix(".py")
+    if name not in STAGES:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        judge = Judge(STAGES[name], path, toy_task, Path(folder))
+        judge.forks = True
+        try:
+            for check in STAGES[name].checks.split():
+                getattr(judge, f"check_{check}")()
+        except WrongError as error:
+            return check, str(error)
+        except Exception as error:  # no run that the judge can read
+            return check, f"{type(error).__name__}: {error}"
+        finally:
+            judge.shell.end_all()
+    return None
+
+
+def test(file, text, hint):
+    """Returns the first test that fails where `text` is the file, and its error.
+
+    It is the test that `hint` names, or one of those whose name has the file's.
+    """
+    folder_of_file = file.rpartition("/")[0]
+    names = TESTS.get(folder_of_file, STAGE_TESTS).split()
+    chosen = ["-k", Path(file).stem, *(f"tests/test_{name}.py" for name in names)]
+    if "::" in hint:
+        chosen = [f"tests/{hint}"]
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "copy"
+        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "site", "runs"))
+        (copy / file).write_text(text)
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:warnings"]
+        marked = "" if "::" in hint else "not long and not nightly"
+        command += ["-m", marked, f"--basetemp={folder}/tmp", *chosen]
+        run = subprocess.run(command, cwd=copy, capture_output=True, text=True)
+    found = re.search(r"^FAILED tests/(\S+)(?: - (.*))?", run.stdout, re.MULTILINE)
+    return (found[1], found[2] or "") if found else None
+
+
+def fall(cut, file, unit, hint):
+    """Returns the pieces that went, and the check or test that falls without them, if one does."""
+    own, pieces = unit
+    if all(isinstance(cut.is_text(piece), ast.Module) for piece in own):
+        return pieces, (DOCSTRING, "")
+    while True:
+        text = cut.put_back(pieces)
+        if "::" in hint and (failed := test(file, text.text, hint)):
+            return pieces, failed
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / Path(file).name
+            path.write_text(text.text)
+            fallen = judge(file, path)
+        if not fallen:
+            return pieces, test(file, text.text, "")
+        lines = re.findall(rf'File "{path}", line (\d+)', fallen[1])
+        more = set()
+        if lines and re.search(OF_THE_CUT, fallen[1], re.MULTILINE):
+            more = cut.at(text, int(lines[-1])) - pieces
+        if not more:
+            return pieces, fallen
+        pieces = cut.closure(pieces | more)
+
+
+def digest(text, name):
+    """Returns what changes with a text, and with the check or the tests that a unit falls to."""
+    source = ""
+    if "::" in name:
+        source = (ROOT / "tests" / name.partition("::")[0]).read_text()
+    elif name and name != DOCSTRING:
+        source = inspect.getsource(getattr(Judge, f"check_{name}"))
+    return hashlib.sha256((text + source).encode()).hexdigest()[:12]
+
+
+def summary(says):
+    """Returns the first sentence of what a check says, and the last error that the run printed."""
+    first, _, output = says.partition("It has printed:")
+    errors = ERROR.findall(output)
+    return " ".join([*first.split(), *errors[-1:]])[:300]
+
+
+def cut_of(file):
+    step = next(step for step in ALL if step.file == file)
+    return Cut(step.base, file)
+
+
+def answer(file, number, hint=""):
+    """Returns what falls without a unit of a file, as units.json holds it."""
+    cut = cut_of(file)
+    own, alone = cut.units[number]
+    pieces, fallen = fall(cut, file, (own, alone), hint)
+    name, says = fallen or ("", "")
+    return {
+        "lines": cut.lines(own),
+        "with": cut.lines(pieces - own),
+        "falls": name,
+        "says": summary(says),
+        "of": digest(cut.put_back(alone).text, name),
+    }
