@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import functools
 import http.server
+import json
 import os
 import random
 import re
