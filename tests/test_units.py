@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from tools.steps import ALL, STEPS, diff_lines
-from tools.units.answers import answer
+from tools.units.answers import answer, cut_of
 from tools.units.cut import UNITS, Cut
 
 ANSWERED = json.loads(UNITS.read_text())
@@ -79,23 +79,24 @@ def test_units(tmp_path):
     assert units == [(["+import sys", *unless], 0), (whole, 0), (read, 0)]
 
 
+def unit_with(file, text):
+    """Returns the unit of a file whose changed lines contain a text."""
+    cut = cut_of(file)
+    (unit,) = (unit for unit in cut.units if text in str(cut.lines(unit[0])))
+    return unit
+
+
 @pytest.mark.long
 def test_what_falls(monkeypatch):
     """Without DDP, the line that unwraps its model goes, too; then the ranks' weights differ."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    texts = [str(unit["lines"]) for unit in ANSWERED["multigpu.py"]]
-    (number,) = (n for n, text in enumerate(texts) if "DistributedDataParallel" in text)
-    found = answer("multigpu.py", number)
+    found = answer("multigpu.py", unit_with("multigpu.py", "DistributedDataParallel"))
     assert any("self.model.module" in line for line in found["with"])
     assert (found["falls"], found["says"][:15]) == ("weights", "After 1 steps, ")
 
 
 @pytest.mark.long
-def test_a_test_that_a_person_names(monkeypatch):
-    (number,) = (
-        n
-        for n, unit in enumerate(ANSWERED["multigpu_torchrun.py"])
-        if "too few GPUs" in str(unit["lines"])
-    )
+def test_a_test_that_a_person_names():
     name = "test_bad_input.py::test_more_processes_than_gpus"
-    assert answer("multigpu_torchrun.py", number, name)["falls"] == name
+    unit = unit_with("multigpu_torchrun.py", "too few GPUs")
+    assert answer("multigpu_torchrun.py", unit, name)["falls"] == name

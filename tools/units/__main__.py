@@ -63,13 +63,11 @@ def main():
         for file in args.files or units:
             cut = cut_of(file)
             answers[file] = stored(units, file, cut)
-            for number, (unit, (_, pieces)) in enumerate(
-                zip(answers[file], cut.units, strict=True)
-            ):
-                falls = unit.get("falls", "")
-                changed = unit.get("of") != digest(cut.put_back(pieces).text, falls)
+            for number, (known, unit) in enumerate(zip(answers[file], cut.units, strict=True)):
+                falls = known.get("falls", "")
+                changed = known.get("of") != digest(cut.put_back(unit[1]).text, falls)
                 if not falls if args.unanswered else args.files or changed:
-                    jobs[pool.submit(answer, file, number, falls)] = file, number
+                    jobs[pool.submit(answer, file, unit, falls)] = file, number
         for job in concurrent.futures.as_completed(jobs):
             file, number = jobs[job]
             before, unit = answers[file][number], job.result()

@@ -111,11 +111,11 @@ def cut_of(file):
     return Cut(step.base, file)
 
 
-def answer(file, number, hint=""):
+def answer(file, unit, hint=""):
     """Returns what falls without a unit of a file, as units.json holds it."""
     cut = cut_of(file)
-    own, alone = cut.units[number]
-    pieces, fallen = fall(cut, file, (own, alone), hint)
+    own, alone = unit
+    pieces, fallen = fall(cut, file, unit, hint)
     name, says = fallen or ("", "")
     return {
         "lines": cut.lines(own),

@@ -260,10 +260,12 @@ class Cut:
             yield name, names.defined[name]
         for name in names.wrong.keys() - self.new.wrong.keys():
             yield name, names.wrong[name]
-        for name in names.functions.keys() & self.new.functions.keys():
-            args = (ast.dump(n.functions[name][0]) for n in (names, self.new))
-            if len({*args}) > 1:
-                yield name, names.used.get(f"{name} itself", ())
+        for known in (self.new, self.old):  # passed on, as to mp.spawn, which calls it as before
+            for name in names.functions.keys() & known.functions.keys():
+                args = {ast.dump(n.functions[name][0]) for n in (names, known)}
+                passed = f"{name} itself"
+                if len(args) > 1 and passed in known.used and passed in names.used:
+                    yield name, names.used[passed]
 
     def closure(self, group):
         """Returns the pieces that must be put back with some, so that the file still starts."""
