@@ -440,6 +440,8 @@ class Judge:
         used = sorted(steps[0]["device"] for steps in run.steps)
         if used != expected:
             raise WrongError(f"The ranks' models are on {used}, not on {expected}.")
+        if len(run.values("left")) < len(run.values("joined")):
+            raise WrongError("They end without destroy_process_group, of which NCCL warns.")
         weights = self.reference
         if not self.stage.reference:  # there may be more processes than on the CPU
             weights = list(self.train(run.batches())[0].parameters())

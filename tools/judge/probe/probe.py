@@ -70,6 +70,11 @@ def init_process_group(backend=None, *args, device_id=None, **options):
     write(joined=True)  # from here on, its rank is known
 
 
+def destroy_process_group(*args, **options):
+    write(left=True)
+    original["destroy_process_group"](*args, **options)
+
+
 def manual_seed(seed):
     """Lets each rank draw weights of its own."""
     return original["manual_seed"](seed + int(os.environ.get("RANK", 0)))
@@ -139,3 +144,5 @@ def install():
         setattr(dist, name, late(name))
     original["init_process_group"] = dist.init_process_group
     dist.init_process_group = init_process_group
+    original["destroy_process_group"] = dist.destroy_process_group
+    dist.destroy_process_group = destroy_process_group
