@@ -74,8 +74,8 @@ bench: .venv/bench  ## compare the speed of the stages with raw DDP, Accelerate 
 
 # How constraints.txt comes to be: the newest of everything, but for builds and CUDA's packages.
 pins: | .venv/bin/python
-	python -m venv --clear .venv/pins
-	.venv/pins/bin/python -m pip install -r requirements-dev.txt -r bench/requirements.txt
-	.venv/pins/bin/python -m pip freeze | sed -e '/^nvidia\|^cuda\|^triton/d' -e 's/+.*//' > constraints.txt
+	python -m pip install --dry-run --ignore-installed -r requirements-dev.txt -r bench/requirements.txt > .venv/pins
+	sed -n 's/^Would install //p' .venv/pins | tr ' ' '\n' | sed -e '/^nvidia\|^cuda\|^triton/d' \
+	  -e 's/+.*//' -e 's/-\([^-]*\)$$/==\1/' | sort -f > constraints.txt
 
 .PHONY: pins help run test check long docs lint cascade bench chaos

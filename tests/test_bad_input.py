@@ -135,7 +135,7 @@ def test_every_argument(script, tmp_path, monkeypatch, capsys):
                 assert exit.code == 2
                 last_line = capsys.readouterr().err.splitlines()[-1]
                 assert last_line.startswith(f"{os.path.basename(script)}: error: ")
-    assert not accepted
+    assert not accepted, "refuse them, or name them in ALLOWED"
 
 
 def bad_values(action):

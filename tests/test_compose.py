@@ -513,8 +513,7 @@ def test_upgrade(tmp_path, revision):
 def test_upgrade_in_conflict(tmp_path):
     """Where both have changed a line, both texts stand in the script."""
     old = run("git", "show", f"{OLD[-1]}:multinode.py").stdout
-    ours = old.replace("default=50", "default=60")
-    (tmp_path / "own.py").write_text(ours)
+    (tmp_path / "own.py").write_text(old.replace("default=50", "default=60"))
     result = compose_in(tmp_path, f"{{folder}}/own.py --upgrade --base multinode.py@{OLD[-1]}")
     assert result.returncode == 1 and "_upgraded.py has conflicts, marked as git" in result.stderr
     upgraded = (tmp_path / "own_upgraded.py").read_text()

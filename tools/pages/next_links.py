@@ -15,7 +15,7 @@ def main():
         link = f"Next: [{title}]({os.path.relpath(next_name, Path(name).parent)})"
         page = ROOT / "docs" / name
         text = page.read_text()
-        linked = re.sub(r"^Next: \[.*?\]\(\S+?\)", link, text, flags=re.MULTILINE)
+        linked = re.sub(r"^Next: \[.*?\]\(\S*?\)", link, text, flags=re.MULTILINE)
         if linked != text:
             page.write_text(linked)
 
