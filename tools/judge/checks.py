@@ -44,6 +44,11 @@ from tools.witness.witness import hashes
 PROBE = ROOT / "tools" / "judge" / "probe"
 WITNESS = ROOT / "tools" / "witness"
 WITHOUT_TORCHRUN = "del os.environ['LOCAL_RANK']\n"
+FORK_RANKS = """
+import functools
+import torch.multiprocessing as mp
+mp.spawn = functools.partial(mp.start_processes, start_method="fork")
+"""
 NOT_FINITE = "are NaN or infinite: is the learning rate too high, or the loss wrong?"
 
 
@@ -56,6 +61,8 @@ def toy_task():
 
 class Judge:
     """A method per check, which raises WrongError, of a script that should be that of a stage."""
+
+    forks = False  # without any launcher, where a check does not need one: faster, less true
 
     def __init__(self, stage, file, task, folder):
         self.stage = stage
@@ -80,7 +87,7 @@ class Judge:
             variables["PROBE_OWN_WEIGHTS"] = "1"
         options = f"{total} {save_every} --snapshot_path {snapshot} {self.stage.options} {more}"
         starts_its_ranks = self.stage.launchers == PYTHON and self.stage.processes > 1
-        if launchers or starts_its_ranks:
+        if launchers or (starts_its_ranks and not self.forks):
             commands = [f"{name} {shlex.quote(str(self.file))}" for name in launchers or PYTHON]
             run = self.launch(commands, options, variables, folder)
             if "EADDRINUSE" in run.output:  # another process took the port that was free
@@ -92,10 +99,11 @@ class Judge:
             f"{WITHOUT_TORCHRUN if self.stage.launchers == PYTHON else ''}"
             f"sys.path[:1] = [{str(self.file.parent)!r}, {str(PROBE)!r}, {str(WITNESS)!r}]\n"
             "multiprocessing.set_start_method('fork', force=True)  # as where torchrun starts it\n"
-            "import probe\nprobe.install()\n"
+            f"import probe\nprobe.install()\n{FORK_RANKS if starts_its_ranks else ''}"
             f"runpy.run_path({str(self.file)!r}, run_name='__main__')\n"
         )
-        nodes = [self.folder / node for node in nodes or ["."] * self.stage.processes]
+        nodes = ["."] if starts_its_ranks else nodes or ["."] * self.stage.processes
+        nodes = [self.folder / node for node in nodes]
         jobs = [self.shell.ranks_on(nodes, f"{script} {options}", **variables)]
         return Run(jobs, folder, self.file)
 
@@ -109,7 +117,8 @@ class Judge:
 
     @functools.cached_property
     def straight(self):
-        return self.run(EPOCHS, "straight", launchers=self.stage.launchers)
+        launchers = () if self.forks else self.stage.launchers
+        return self.run(EPOCHS, "straight", launchers=launchers)
 
     @functools.cached_property
     def epoch_steps(self):

@@ -102,7 +102,7 @@ def digest(text, name):
 def summary(says):
     """Returns the first sentence of what a check says, and the last error that the run printed."""
     first, _, output = says.partition("It has printed:")
-    errors = ERROR.findall(output)
+    errors = [text.strip(" |") for text in ERROR.findall(output) if "Process" not in text]
     return " ".join([*first.split(), *errors[-1:]])[:300]
 
 
