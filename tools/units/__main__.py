@@ -4,7 +4,8 @@
 
 It judges what is left, as `make check` does, and where the judge finds nothing, runs the tests that
 name the script. docs/assets/units.json keeps what it finds, beside the sentence that the page shows
-and that a person writes. Where a person has written a test's name there, it runs that test first.
+and that a person writes. Where a person has written a test's name there, it runs that test first; why a
+line may stay on which nothing falls, stands there as `surplus`.
 Without files, it takes the units whose text, check or test has changed since.
 """
 
@@ -18,7 +19,7 @@ from tools.steps import ALL
 from tools.units.answers import answer, cut_of, digest
 from tools.units.cut import UNITS
 
-BY_HAND = ("without", "watch")  # what a person writes there
+BY_HAND = ("without", "watch", "surplus")  # what a person writes there
 
 
 def load():
