@@ -3,10 +3,10 @@
     python -m tools.units multigpu.py
 
 It judges what is left, as `make check` does, and where the judge finds nothing, runs the tests that
-name the script. docs/assets/units.json keeps what it finds, beside the sentence that the page shows
-and that a person writes. Where a person has written a test's name there, it runs that test first; why a
-line may stay on which nothing falls, stands there as `surplus`.
-Without files, it takes the units whose text, check or test has changed since.
+name the script. docs/assets/units.json keeps what it finds, beside what a person writes there: the
+sentence that the page shows (`without`), a test to run first (in `falls`), and why a line stays on
+which nothing falls (`surplus`). Without files, it takes the units whose text, check or test has
+changed since, and fails if another check falls now.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import concurrent.futures
 import json
 import multiprocessing
 import os
+import sys
 
 from tools.steps import ALL
 from tools.units.answers import answer, cut_of, digest
@@ -59,6 +60,7 @@ def main():
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     units = load()
     answers = {}  # as cut today; {} where there is none
+    others = 0
     with concurrent.futures.ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
         jobs = {}
         for file in args.files or units:
@@ -72,10 +74,13 @@ def main():
         for job in concurrent.futures.as_completed(jobs):
             file, number = jobs[job]
             before, unit = answers[file][number], job.result()
+            others += before.get("falls", unit["falls"]) != unit["falls"]
             by_hand = {key: before[key] for key in BY_HAND if key in before}
             answers[file][number] = unit | by_hand
             print(f"{file}: {unit['lines'][0]} …: {unit['falls'] or 'NOTHING'}", flush=True)
             write(units | {name: list(filter(None, found)) for name, found in answers.items()})
+    if others:
+        sys.exit(f"{others} units fall to another check or test than before: git diff {UNITS}")
 
 
 if __name__ == "__main__":
