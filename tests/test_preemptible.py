@@ -136,20 +136,6 @@ def test_sighup_with_data_workers(shell):
     assert load(shell.folder / "snapshot.pt")["loss"] == pytest.approx(losses[-1], rel=1e-6)
 
 
-def test_sigterm_and_back(shell):
-    """With dropout, bit for bit the run that was left alone."""
-    script = patch(shell.folder, SCRIPT, RESIZE + pause(0.005) + DROPOUT)
-    job = shell.ranks(f"{script} 1000 1000 --save_every_steps 3", 2)
-    job.wait_for("saved", times=random.randrange(1, 6))
-    job.signal(signal.SIGTERM)
-    job.fails("stopped by a signal")
-    epochs, _ = position(shell.folder / "snapshot.pt")
-    command = f"{script} {epochs + 1} 1000"
-    shell.ranks(command, 2).succeeds()
-    shell.ranks(f"{command} --snapshot_path uninterrupted", 2).succeeds()
-    assert_equal(shell.folder / "uninterrupted", shell.folder / "snapshot.pt")
-
-
 SLOW_SAVE = """
 @before(script.Trainer, "_save_snapshot")
 def save_slowly(self):
