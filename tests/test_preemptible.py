@@ -181,20 +181,6 @@ def test_epochs_of_one_step(shell):
     assert saved[-1].endswith(" + 2048")
 
 
-def test_ranks_at_different_samples(shell):
-    """Without a shared disk, only the node of rank 0 has the newest snapshot."""
-    folders = [shell.folder / "a", shell.folder / "b"]
-    script = patch(shell.folder, RESUMABLE, RESIZE + SIGNAL)
-    command = f"{script} 3 --batch_size 64 --save_every_steps 4"
-    for folder, step in zip(folders, (9, 14), strict=True):
-        killed_at = f"0 {step * BATCH_SIZE}"
-        shell.ranks_on([folder], command, SIGNAL="9", SIGNAL_AT=killed_at).wait()
-    shell.ranks_on(folders, f"{script} 3").fails(
-        "ranks start at [(0, 512, 'seed 0, 1000 samples'), (0, 768, 'seed 0, 1000 samples')]: "
-        "share or copy the snapshot and data, use one seed"
-    )
-
-
 # Eight lives of one training: a stage, its ranks, its last epoch, and after which sample of which
 # epoch it gets a signal, with what it has then saved.
 LIVES = [
