@@ -5,9 +5,7 @@ import signal
 import sys
 
 import pytest
-import torch
 from helpers import (
-    DROPOUT,
     FORK,
     NIGHTLY,
     SHORT_VAL,
