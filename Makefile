@@ -45,7 +45,7 @@ cascade: .venv/dev  ## carry an uncommitted edit of FROM=singlegpu.py down the c
 chaos: .venv/run  ## inject faults into a training on three nodes: make chaos FAULTS=20 SEED=1
 	python -m tools.chain.chaos $(FAULTS) $(if $(SEED),--seed $(SEED)) $(if $(filter local,$(DISKS)),--local-disks)
 
-bench: .venv/bench  ## compare the speed of the stages with raw DDP, Accelerate and Fabric
+bench: .venv/run  ## compare the speed of the stages with raw DDP
 	torchrun --standalone --nproc_per_node=2 -m bench.epoch_time $(BENCH_ARGS)
 
 .venv/bin/python:
@@ -60,10 +60,6 @@ bench: .venv/bench  ## compare the speed of the stages with raw DDP, Accelerate 
 
 .venv/dev: requirements-dev.txt requirements.txt constraints.txt | .venv/bin/python
 	python -m pip install --disable-pip-version-check -r requirements-dev.txt -c constraints.txt
-	@touch $@
-
-.venv/bench: bench/requirements.txt constraints.txt .venv/run
-	python -m pip install --disable-pip-version-check -r bench/requirements.txt -c constraints.txt
 	@touch $@
 
 # Apart from the rest, since it is large and wants older packages: the schema of slurm/aws-cluster.yaml.

@@ -1,4 +1,4 @@
-"""Times an epoch of the stages, on two ranks, beside the same one in other forms
+"""Times an epoch of the stages, on two ranks, beside the same one with DDP alone
 
     torchrun --standalone --nproc_per_node=2 -m bench.epoch_time --sleep_ms 20
 
@@ -17,12 +17,10 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from accelerate import Accelerator
-from lightning_fabric import Fabric
 from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
+from torch.utils.data import DataLoader, DistributedSampler
 
 import singlegpu
 
@@ -59,29 +57,25 @@ def epoch_of(trainer):
     return run_epoch
 
 
-def training(dataset, sampler):
-    """Returns model, optimizer and loader as `main` of the stages builds them, on the CPU."""
-    torch.manual_seed(0)
-    model = singlegpu.ToyModel()
+def bare_epoch():
+    """Returns a function that trains an epoch as the stages do, on the CPU."""
+    dataset = singlegpu.ToyDataset(2048)
+    loader = DataLoader(dataset, BATCH_SIZE, sampler=DistributedSampler(dataset))
+    model = DistributedDataParallel(singlegpu.ToyModel())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    return model, optimizer, DataLoader(dataset, BATCH_SIZE, sampler=sampler)
 
+    def run_epoch(epoch):
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            F.mse_loss(model(inputs), targets).backward()
+            optimizer.step()
 
-def bare_epoch(model, optimizer, loader, backward=torch.Tensor.backward):
-    for inputs, targets in loader:
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(inputs), targets)
-        backward(loss)
-        optimizer.step()
+    return run_epoch
 
 
 def make_candidates():
     """Returns functions that train an epoch, by name."""
-    dataset = singlegpu.ToyDataset(2048)
-    model, *rest = training(dataset, DistributedSampler(dataset))
-    ddp = DistributedDataParallel(model)
-    candidates = {"raw DDP": lambda epoch: bare_epoch(ddp, *rest)}
-
+    candidates = {"raw DDP": bare_epoch()}
     # The scripts' own calls do nothing: the group is there already.
     with (
         patch("torch.distributed.init_process_group"),
@@ -89,16 +83,6 @@ def make_candidates():
     ):
         for name, arguments in STAGES.items():
             candidates[f"{name.replace('.', '/')}.py"] = epoch_of(build(name, arguments))
-
-    accelerator = Accelerator(cpu=True)
-    accelerated = accelerator.prepare(*training(dataset, RandomSampler(dataset)))
-    candidates["Accelerate"] = lambda epoch: bare_epoch(*accelerated, accelerator.backward)
-
-    fabric = Fabric(accelerator="cpu", strategy="ddp", devices=dist.get_world_size())
-    fabric.launch()
-    model, optimizer, loader = training(dataset, RandomSampler(dataset))
-    in_fabric = [*fabric.setup(model, optimizer), fabric.setup_dataloaders(loader)]
-    candidates["Fabric"] = lambda epoch: bare_epoch(*in_fabric, fabric.backward)
     return candidates
 
 

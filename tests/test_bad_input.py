@@ -93,7 +93,10 @@ CHECKED_BY_MAIN = {
 }
 
 
-@pytest.mark.parametrize("script", [*SCRIPTS, *RECIPES, *POSITIONAL])
+LATER = [step.file for step in steps.LATER_RECIPES if step.file not in POSITIONAL]
+
+
+@pytest.mark.parametrize("script", [*SCRIPTS, *RECIPES, *LATER, *POSITIONAL])
 def test_every_argument(script, tmp_path, monkeypatch, capsys):
     """Each number or path that could only fail later gets a line, so that no new one escapes."""
     monkeypatch.chdir(tmp_path)

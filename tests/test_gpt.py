@@ -21,6 +21,7 @@ from helpers import (
     fences,
     gpt_config,
     logged_losses,
+    long,
     patch,
 )
 from test_recipes import curves
@@ -31,7 +32,7 @@ from tools.launch.snapshots import load, load_gpt, max_abs_diff, write_text
 from tools.steps import ROOT
 
 # The others have other gradients, but the same way to stop and resume; see test_gpt_sharded.py.
-WITH_SNAPSHOTS_OF_THEIR_OWN = ["gpt/gpt.py", "gpt/dcp.py", "gpt/fsdp.py", "gpt/local_sgd.py"]
+WITH_SNAPSHOTS_OF_THEIR_OWN = ["gpt/gpt.py", "gpt/local_sgd.py", *long("gpt/dcp.py", "gpt/fsdp.py")]
 TINY = "--n_layer 1 --n_head 2 --n_embd 16 --context 8"
 OPTIONS = {
     "gpt/slow_network.py": "--compress",

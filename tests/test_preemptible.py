@@ -23,14 +23,13 @@ from helpers import (
     pause,
     position,
     resize,
-    weights_and_momentum,
 )
 
 import elastic_ddp
 import singlegpu
 from resumable import ResumableSampler
 from tools.launch.jobs import TIMEOUT_S, free_port
-from tools.launch.snapshots import load, logged_positions, max_abs_diff
+from tools.launch.snapshots import load, logged_positions
 
 RESUMABLE = "resumable.py"
 SCRIPT = "preemptible.py"
@@ -136,20 +135,6 @@ def test_sighup_with_data_workers(shell):
     assert load(shell.folder / "snapshot.pt")["loss"] == pytest.approx(losses[-1], rel=1e-6)
 
 
-def test_sigterm_and_back(shell):
-    """With dropout, bit for bit the run that was left alone."""
-    script = patch(shell.folder, SCRIPT, RESIZE + pause(0.005) + DROPOUT)
-    job = shell.ranks(f"{script} 1000 1000 --save_every_steps 3", 2)
-    job.wait_for("saved", times=random.randrange(1, 6))
-    job.signal(signal.SIGTERM)
-    job.fails("stopped by a signal")
-    epochs, _ = position(shell.folder / "snapshot.pt")
-    command = f"{script} {epochs + 1} 1000"
-    shell.ranks(command, 2).succeeds()
-    shell.ranks(f"{command} --snapshot_path uninterrupted", 2).succeeds()
-    assert_equal(shell.folder / "uninterrupted", shell.folder / "snapshot.pt")
-
-
 SLOW_SAVE = """
 @before(script.Trainer, "_save_snapshot")
 def save_slowly(self):
@@ -193,20 +178,6 @@ def test_epochs_of_one_step(shell):
     saved = re.findall(r"epoch (\d+ \+ \d+) samples", job.output)
     assert saved[:3] == ["6 + 2048", "13 + 2048", "20 + 2048"]
     assert saved[-1].endswith(" + 2048")
-
-
-def test_ranks_at_different_samples(shell):
-    """Without a shared disk, only the node of rank 0 has the newest snapshot."""
-    folders = [shell.folder / "a", shell.folder / "b"]
-    script = patch(shell.folder, RESUMABLE, RESIZE + SIGNAL)
-    command = f"{script} 3 --batch_size 64 --save_every_steps 4"
-    for folder, step in zip(folders, (9, 14), strict=True):
-        killed_at = f"0 {step * BATCH_SIZE}"
-        shell.ranks_on([folder], command, SIGNAL="9", SIGNAL_AT=killed_at).wait()
-    shell.ranks_on(folders, f"{script} 3").fails(
-        "ranks start at [(0, 512, 'seed 0, 1000 samples'), (0, 768, 'seed 0, 1000 samples')]: "
-        "share or copy the snapshot and data, use one seed"
-    )
 
 
 # Eight lives of one training: a stage, its ranks, its last epoch, and after which sample of which
@@ -360,38 +331,6 @@ def sharing(shell, num_nodes, script, arguments, **variables):
     snapshot = shell.folder / "snapshot.pt"
     command = f"{script} {arguments} --snapshot_path {snapshot}"
     return shell.ranks_on(folders, command, **variables), snapshot
-
-
-@pytest.mark.parametrize("num_nodes", [2, pytest.param(3, marks=pytest.mark.long)])
-def test_survivors_save_five_times(shell, num_nodes, kills=5):
-    """With dropout, the run that was left alone. The loss of an epoch with a kill is an estimate.
-
-    Bit for bit on two ranks. DDP adds the gradients of more in another order in its first step.
-    """
-    script = patch(shell.folder, SAVE_AFTER_FAILURE, SIGNAL + DROPOUT + LOG_LOSSES)
-    job, undisturbed = sharing(shell, num_nodes, script, "3 1 --save_every_steps 1")
-    undisturbed_losses = logged_losses(job.succeeds())
-    undisturbed = undisturbed.rename(shell.folder / "undisturbed.pt")
-    losses, chosen = {}, sorted(random.sample(range(1, 3 * ELASTIC_STEPS), kills))
-    for step in chosen:
-        rank = random.randrange(num_nodes)
-        print("kills rank", rank, "before step", step)
-        killed_at = (step // ELASTIC_STEPS, step % ELASTIC_STEPS * 64)
-        die = {"SIGNAL": "9", "SIGNAL_AT": "{} {}".format(*killed_at), "SIGNAL_RANK": str(rank)}
-        job, snapshot = sharing(shell, num_nodes, script, "3 3 --save_every_steps 7", **die)
-        assert job.wait() == -signal.SIGKILL
-        losses |= logged_losses(job.output)
-        assert position(snapshot) == killed_at, job.output
-        assert len(list(shell.folder.glob("*.tmp"))) <= num_nodes
-    job, snapshot = sharing(shell, num_nodes, script, "3 3 --save_every_steps 7")
-    losses |= logged_losses(job.succeeds())
-    weights = [weights_and_momentum(path)[0] for path in (undisturbed, snapshot)]
-    assert max_abs_diff(*weights) < 1e-6
-    assert num_nodes > 2 or all(map(torch.equal, *weights))
-    for (epochs, samples), loss in losses.items():
-        is_estimate = epochs - (samples == 0) in [step // ELASTIC_STEPS for step in chosen]
-        expected = undisturbed_losses[epochs, samples]
-        assert loss == pytest.approx(expected, rel=0.5 if is_estimate else 1e-6)
 
 
 def test_killed_while_saving(shell):

@@ -176,9 +176,6 @@ def test_job_file_alone(name, tmp_path):
 
 # The targets of make, and scripts of bench/ and tools/ that no other test runs.
 
-WITH_BENCH = pytest.mark.skipif(
-    not (ROOT / ".venv" / "bench").exists(), reason="get what it compares with: make .venv/bench"
-)
 OLD_FILES = "-o requirements.txt -o requirements-dev.txt -o constraints.txt"
 # What is run here, at its smallest size, and something that it prints.
 COMMANDS = [
@@ -193,7 +190,7 @@ COMMANDS = [
     pytest.param(
         "make bench BENCH_ARGS='--rounds 1 --epochs 1'",
         "x raw DDP",
-        marks=[pytest.mark.long, WITH_BENCH],
+        marks=pytest.mark.long,
     ),
     pytest.param("make chaos FAULTS=1 SEED=65", ": good", marks=[pytest.mark.long, needs_slurm]),
 ]
