@@ -189,6 +189,8 @@ class Audit:
     def kind_of_gradient(self, step):
         """Says what the ranks' gradients are: the mean or the sum of their own, or neither."""
         own, used = [s["own"] for s in step], [s["used"] for s in step]
+        if len({len(products) for products in own}) > 1:  # they hold parts of the model
+            return "other"
         known = [i for i, values in enumerate(zip(*own, *used, strict=True)) if None not in values]
         own, used = ([[values[i] for i in known] for values in v] for v in (own, used))
         scale = max((abs(x) for values in own for x in values), default=0)
@@ -208,7 +210,7 @@ class Audit:
             self.say("wrong", first, "the weights become NaN", "recipes/verify.md")
         elif not any(s["largest"] for ranks in steps for s in ranks):
             self.say("wrong", first, "all gradients are 0 in every step: nothing is learned", page)
-        elif self.never_cleared(steps[:4]):
+        elif len(steps) > 2 and self.never_cleared(steps[:4]):
             text = "gradients add up from step to step: zero_grad is missing"
             self.say("wrong", first, text, page)
         elif len({ranks[0]["digest"] for ranks in steps}) == 1 < len(steps):
@@ -223,7 +225,10 @@ class Audit:
     @staticmethod
     def never_cleared(steps):
         """Whether a step's gradient is the last one's and the mean of the ranks' own together."""
-        if len(steps) < 3 or any(None in s["own"] + s["used"] for ranks in steps for s in ranks):
+        every = [s for ranks in steps for s in ranks]
+        if len({len(s["own"]) for s in every}) > 1 or any(
+            None in s["own"] + s["used"] for s in every
+        ):
             return False
         used = [ranks[0]["used"] for ranks in steps]
         own = [zip(*(s["own"] for s in ranks), strict=True) for ranks in steps]
@@ -293,7 +298,9 @@ class Audit:
         epochs = list(zip(*by_rank, strict=False))
         samples = [[s["samples"] for s in ranks] for ranks in zip(*run.steps, strict=False)]
         distinct = {sample for ranks in samples for sample in ranks[0]}
-        if self.parallel and self.ranks > 1:
+        if any(share["shares"] not in (None, self.ranks) for share in by_rank[0]):
+            self.say("unseen", None, "whose samples are whose: some ranks share a model")
+        elif self.parallel and self.ranks > 1:
             if all(ranks[0] == other for ranks in samples for other in ranks) and len(distinct) > 1:
                 text = f"all {self.ranks} ranks train on the same samples"
                 place = epochs[0][0] if epochs else run.steps[0][0]
@@ -429,6 +436,9 @@ class Audit:
             what = "begins from scratch" if numbers else "begins with weights that it never had"
             self.say("look", load, f"{started} {what}: does it need --resume?", page)
             return
+        if self.gpus and load.get("loaded_to") == "None":
+            text = "torch.load without map_location: each rank loads onto the GPU that has saved"
+            self.say("look", load, text, page)
         pairs = list(zip(steps, whole[numbers[-1] :], strict=False))
         repeated = [n for n, s in enumerate(whole) if s["samples"] == steps[0]["samples"] != []]
         if steps[0]["stateful"] < pairs[0][1]["stateful"]:

@@ -59,6 +59,13 @@ def module_to(module, *args, **options):
 original_to = torch.nn.Module.to
 
 
+def on_cpu_mesh(device_type):
+    """Returns the CPU for a mesh of GPUs, which gives each rank its own."""
+    if device_type == "cuda":
+        pretend_cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    return on_cpu(device_type)
+
+
 class Generator(torch.Generator):
     def __new__(cls, device="cpu"):
         return super().__new__(cls, on_cpu(device))
@@ -109,8 +116,7 @@ def install():
     change(torch.nn.parallel.DistributedDataParallel, "__init__", **none)
     change(torch.amp.GradScaler, "__init__", device=on_cpu)
     change(torch.autocast, "__init__", device_type=on_cpu)
-    change(torch.distributed.device_mesh, "init_device_mesh", device_type=on_cpu)
-    torch.distributed.init_device_mesh = torch.distributed.device_mesh.init_device_mesh
+    change(torch.distributed.DeviceMesh, "__init__", device_type=on_cpu_mesh)
     load = witness.original["load"]
     witness.original["load"] = lambda file, _, *args, **options: load(file, "cpu", *args, **options)
     Translate().__enter__()
