@@ -72,6 +72,7 @@ forking = multiprocessing.get_context("fork")
 
 
 def install():
+    multiprocessing.set_start_method("fork", force=True)  # as where torchrun starts it
     seed()
     witness.install()
     witness_details.install()
