@@ -133,6 +133,8 @@ class Audit:
                 error = one_line(on_gpus.lines()[-1])
                 self.say("look", None, f"it runs on CPUs, but not on pretended GPUs: {error}")
         never = [event for event in run.events if "no_gradient" in event]
+        if run.hangs and not run.steps and len(set(re.findall(r"in line \d+", run.hangs))) < 2:
+            raise CannotRunError(run.hangs)  # it may still prepare its data
         if not (run.steps or run.hangs or never):
             raise CannotRunError("\n".join(run.lines()[-12:]) or "It has printed nothing.")
         self.look_at_end(run)
@@ -153,9 +155,9 @@ class Audit:
             self.say("unseen", None, "how it ends: --steps or --seconds end it before")
         elif any(run.statuses):
             errors = [line for line in run.lines() if re.search(r"Error|what\(\)", line)]
-            self.say(
-                "wrong", None, f"it fails: {one_line((errors or run.lines())[-1])}", "errors.md"
-            )
+            error = one_line((errors or run.lines() or [""])[-1])
+            kind = "look" if self.gpus and re.search("cuda", error, re.I) else "wrong"
+            self.say(kind, None, f"it fails: {error}", "errors.md")
         else:
             self.say("ok", None, "it ends, with status 0")
             if sum("joined" in e for e in run.events) > sum("left" in e for e in run.events):
@@ -239,7 +241,7 @@ class Audit:
         for (before, *_), (after, *_) in pairwise(steps):
             if before["training"] and not after["training"]:
                 text = "the model goes on training in eval mode: train() is missing"
-                self.say("wrong", after, text, "recipes/evaluate.md")
+                self.say("look", after, text, "recipes/evaluate.md")
 
     @staticmethod
     def never_cleared(steps):
@@ -393,7 +395,8 @@ class Audit:
         for of_process in by_process:
             for path in writers:
                 pairs = pairwise(save for save in of_process if save["saved"] == path)
-                if any(b["inode"] and a["inode"] in (None, b["inode"]) for a, b in pairs):
+                over = any(b["inode"] and a["inode"] in (None, b["inode"]) for a, b in pairs)
+                if over and Path(path).is_file():
                     text = "writes over the last snapshot: killed meanwhile, it leaves none"
                     save = next(save for save in saves if save["saved"] == path)
                     size = Path(path).stat().st_size
@@ -422,7 +425,8 @@ class Audit:
         elif not again.steps:
             printed = one_line(" ".join(again.lines()[-3:]))
             text = f"killed in step {at + 1} and started again, it makes no step: {printed}"
-            self.say("wrong", save, text, "singlegpu.md")
+            loads = any("loaded_to" in event for event in again.events)
+            self.say("wrong" if loads else "look", save, text, "singlegpu.md")
         else:
             self.compare(whole.steps[0], again, at, save)
         stopped = self.run("stopped", AUDIT_SIGNAL=f"{at} 15")
