@@ -21,6 +21,7 @@ def real(score, is_real):
 
 dist.init_process_group()
 device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+torch.cuda.set_device(device)
 torch.manual_seed(dist.get_rank())
 generator = DistributedDataParallel(nn.Linear(2, 4).to(device))
 discriminator = DistributedDataParallel(nn.Linear(4, 1).to(device))

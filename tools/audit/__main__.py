@@ -32,7 +32,7 @@ def report(findings, script):
 def parse_args(arguments=None):
     parser = argparse.ArgumentParser(prog="python -m tools.audit", description=__doc__)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--nodes", type=int, default=1, help="each with a folder of its own")
+    parser.add_argument("--nodes", type=int, default=1, help="with a shared disk")
     parser.add_argument("--launcher", choices=["python", "torchrun"], help="what starts it")
     parser.add_argument("--steps", type=int, default=200, help="after which a run is ended")
     parser.add_argument("--seconds", type=int, default=60, help="after which a run is ended")

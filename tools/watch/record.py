@@ -16,7 +16,7 @@ RECORDER = Path(__file__).with_name("recorder")
 def launcher(text, ranks):
     """Returns what starts a script: torchrun, unless it starts its ranks itself or is alone."""
     starts_ranks = re.search(r"\b(spawn|start_processes|Process)\(", text)
-    reads_rank = r"(\[|get\(|getenv\().(LOCAL_)?RANK.[],)]"
+    reads_rank = r"(\[|get\(|getenv\().((LOCAL_)?RANK|WORLD_SIZE).[],)]"
     joins = rf"{reads_rank}|init_process_group|\b(Accelerator|Fabric)\("
     if starts_ranks or not re.search(joins, text):
         return "python"

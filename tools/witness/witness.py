@@ -95,12 +95,16 @@ def note_call(module, inputs):
             inner.update(set(module.modules()) - {module})
 
 
-def note_return(module, inputs, options, output):
-    """Counts the samples of a forward pass when a backward pass comes to its output."""
+def note_return(module, inputs, *options_and_output):
+    """Counts the samples of a forward pass when a backward pass comes to its output.
+
+    After an exception, torch leaves the options out.
+    """
     global called
     if module is not called:
         return
     called = None
+    *options, output = options_and_output
     outputs = [t for t in tree_leaves(output) if torch.is_tensor(t) and t.requires_grad]
     if not outputs:
         return

@@ -116,10 +116,12 @@ def description(iterator):
     dataset, sampler = iterator._dataset, iterator._index_sampler
     sampler = getattr(sampler, "sampler", sampler)  # that of a BatchSampler
     shuffle = getattr(sampler, "shuffle", None)  # of a DistributedSampler
+    shares = getattr(sampler, "num_replicas", None)
     alone = shuffle is not None and iterator._num_workers == 0  # else its workers may open files
     return {
         "size": len(dataset) if hasattr(dataset, "__len__") else 0,
         "shuffle": shuffle,
+        "shares": shares,
         "sample": first_sample(dataset) if alone else "",
     }
 

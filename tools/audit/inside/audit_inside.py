@@ -50,7 +50,8 @@ def signal_all(signum):
 
 
 def join(backend=None, init_method=None, *args, **options):
-    options.pop("device_id", None)
+    if (device := options.pop("device_id", None)) is not None:
+        torch.cuda.set_device(device)
     if os.environ["AUDIT_PORT"]:  # other audits run the same script at the same time
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": os.environ["AUDIT_PORT"]}
         if str(init_method).startswith("tcp://"):
@@ -72,6 +73,7 @@ forking = multiprocessing.get_context("fork")
 
 
 def install():
+    multiprocessing.set_start_method("fork", force=True)  # as where torchrun starts it
     seed()
     witness.install()
     witness_details.install()

@@ -14,6 +14,7 @@ import torch
 import witness
 from torch.overrides import TorchFunctionMode
 
+QUESTIONS = ("current_accelerator", "device_count", "is_available", "is_bf16_supported")
 noted = set()  # the GPUs that the script has put something on
 
 
@@ -59,6 +60,13 @@ def module_to(module, *args, **options):
 original_to = torch.nn.Module.to
 
 
+def on_cpu_mesh(device_type):
+    """Returns the CPU for a mesh of GPUs, which gives each rank its own."""
+    if device_type == "cuda":
+        pretend_cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    return on_cpu(device_type)
+
+
 class Generator(torch.Generator):
     def __new__(cls, device="cpu"):
         return super().__new__(cls, on_cpu(device))
@@ -88,7 +96,7 @@ def tell_script(owner, name, answer):
         asked = truth if witness.is_library(sys._getframe(1)) else answer
         return asked(*args, **options)
 
-    setattr(owner, name, told if inspect.isroutine(answer) else answer)
+    setattr(owner, name, told if name in QUESTIONS else answer)
 
 
 def install():
@@ -101,7 +109,6 @@ def install():
         tell_script(torch.accelerator, f"{name}_index", answers[name])
     gpu = torch.device("cuda")
     tell_script(torch.accelerator, "current_accelerator", lambda check_available=False: gpu)
-    tell_script(torch.distributed, "is_nccl_available", lambda: True)
     torch.nn.Module.to = module_to
     torch.nn.Module.cuda = lambda module, device="cuda": module_to(module, device)
     torch.Generator = Generator
@@ -109,8 +116,8 @@ def install():
     change(torch.nn.parallel.DistributedDataParallel, "__init__", **none)
     change(torch.amp.GradScaler, "__init__", device=on_cpu)
     change(torch.autocast, "__init__", device_type=on_cpu)
-    change(torch.distributed.device_mesh, "init_device_mesh", device_type=on_cpu)
-    torch.distributed.init_device_mesh = torch.distributed.device_mesh.init_device_mesh
+    change(torch.distributed.DeviceMesh, "__init__", device_type=on_cpu_mesh)
+    witness.details.append(lambda *step: [("current_gpu", pretend_cuda.current)])
     load = witness.original["load"]
     witness.original["load"] = lambda file, _, *args, **options: load(file, "cpu", *args, **options)
     Translate().__enter__()
