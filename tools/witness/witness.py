@@ -64,7 +64,8 @@ def place():
 def hashes(*tensors):
     """Returns a hash of each sample of a batch, of which each tensor has a row."""
     rows = [t.detach().cpu() for t in tensors]
-    rows = [(t.float() if t.dtype == torch.bfloat16 else t).numpy() for t in rows]
+    rows = [t.flatten(1) if t.ndim > 1 else t[:, None] for t in rows]
+    rows = [t.contiguous().view(torch.uint8).numpy() for t in rows]  # NumPy has no bfloat16
     return [
         hashlib.blake2b(b"".join(part.tobytes() for part in row), digest_size=8).hexdigest()
         for row in zip(*rows, strict=True)
@@ -73,8 +74,9 @@ def hashes(*tensors):
 
 def rows(values):
     """Returns the tensors of `values` with a row per sample, which the first of them counts."""
-    tensors = [t for t in tree_leaves(values) if torch.is_tensor(t) and t.ndim]
-    return [local(t) for t in tensors if len(t) == len(tensors[0])]
+    leaves = [local(leaf) for leaf in tree_leaves(values) if torch.is_tensor(leaf)]
+    tensors = [t for t in leaves if t.ndim and t.layout == torch.strided]
+    return [t for t in tensors if len(t) == len(tensors[0])]
 
 
 def local(tensor):

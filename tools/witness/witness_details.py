@@ -35,7 +35,7 @@ def product(tensor):
 
 
 def digest(tensors):
-    parts = [hashes(tensor.detach().reshape(1, -1))[0] for tensor in tensors]
+    parts = [hashes(tensor.detach().flatten()[None])[0] for tensor in tensors]
     return hashlib.blake2b("".join(parts).encode(), digest_size=8).hexdigest()
 
 
@@ -104,7 +104,9 @@ def note_batches():
             write(iterator=id(self), ended=True)
             raise
         batch_of = self
-        indices = self.asked.pop(0) if getattr(self, "asked", None) else []
+        asked = self.asked.pop(0) if getattr(self, "asked", None) else []
+        asked = asked if isinstance(asked, list | tuple) else [asked]  # without a batch sampler
+        indices = [None if index is None else str(index) for index in asked]
         hashed = hashes(*witness.rows(batch))
         write(iterator=id(self), indices=indices, hashed=hashed)
         return batch
