@@ -19,7 +19,7 @@ DOCSTRING = "docstring"  # what falls without the lines at the top of a file
 STAGE_TESTS = "one_rank bad_input own_changes training preemptible hangs"
 TESTS = {"recipes": "recipes", "by_hand": "by_hand", "gpt": "gpt gpt_sharded"}
 # An error that tells of the cut, and not of the step's idea: a line that is left needs another.
-OF_THE_CUT = r"^\W*(NameError|AttributeError|UnboundLocalError|TypeError)\b"
+OF_THE_CUT = r"^(\[rank\d+\]:|\W)*(NameError|AttributeError|UnboundLocalError|TypeError)\b"
 ERROR = re.compile(r"\w+(?:Error|Exception)\b(?!:? \[Errno 98\]).*")
 
 

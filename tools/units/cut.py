@@ -91,13 +91,14 @@ class Text:
     """A file in which some pieces are put back; `origins` has each line's piece, if it has one."""
 
     def __init__(self, old_lines, new_lines, pieces, put_back):
-        lines, self.origins = [], []
+        lines, self.origins, self.starts = [], [], {}
         position = 0
         for index, piece in enumerate(pieces):
             side = new_lines[piece.new.start : piece.new.stop]
             if index in put_back:
                 side = old_lines[piece.old.start : piece.old.stop]
             before = new_lines[position : piece.new.start]
+            self.starts[index] = len(lines) + len(before) + 1
             lines += [*before, *side]
             self.origins += [None] * len(before) + [index] * len(side)
             position = piece.new.stop
@@ -274,8 +275,8 @@ class Cut:
             text = self.put_back(group)
             try:
                 ends = list(self.loose_ends(text.text))
-            except SyntaxError:
-                more = self.around(group)
+            except SyntaxError as error:
+                more = self.around(group, text, error.lineno)
             else:
                 more = set().union(*(self.tied(text, *end, group) for end in ends))
             if more <= group:
@@ -291,13 +292,13 @@ class Cut:
                 return self.inside[node]
         return set()
 
-    def around(self, group):
-        """Returns the pieces of the smallest statements of which a part is put back."""
-        more = set()
-        for index in group:
-            parts = (inside for inside in self.inside.values() if index in inside)
-            more |= next((inside for inside in parts if not inside <= group), set())
-        return more
+    def around(self, group, text, line):
+        """Returns the pieces of the smallest statement of which a part is put back near a line."""
+        for index in sorted(group, key=lambda index: abs(text.starts[index] - line)):
+            for inside in self.inside.values():
+                if index in inside and not inside <= group:
+                    return inside
+        return set()
 
     def tied(self, text, name, lines, group):
         """Returns the pieces that a loose end belongs to: where it stands, else what names it."""
