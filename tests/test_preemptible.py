@@ -23,13 +23,14 @@ from helpers import (
     pause,
     position,
     resize,
+    weights_and_momentum,
 )
 
 import elastic_ddp
 import singlegpu
 from resumable import ResumableSampler
 from tools.launch.jobs import TIMEOUT_S, free_port
-from tools.launch.snapshots import load, logged_positions
+from tools.launch.snapshots import load, logged_positions, max_abs_diff
 
 RESUMABLE = "resumable.py"
 SCRIPT = "preemptible.py"
@@ -331,6 +332,38 @@ def sharing(shell, num_nodes, script, arguments, **variables):
     snapshot = shell.folder / "snapshot.pt"
     command = f"{script} {arguments} --snapshot_path {snapshot}"
     return shell.ranks_on(folders, command, **variables), snapshot
+
+
+@pytest.mark.parametrize("num_nodes", [2, pytest.param(3, marks=pytest.mark.long)])
+def test_survivors_save_five_times(shell, num_nodes, kills=5):
+    """With dropout, the run that was left alone. The loss of an epoch with a kill is an estimate.
+
+    Bit for bit on two ranks. DDP adds the gradients of more in another order in its first step.
+    """
+    script = patch(shell.folder, SAVE_AFTER_FAILURE, SIGNAL + DROPOUT + LOG_LOSSES)
+    job, undisturbed = sharing(shell, num_nodes, script, "3 1 --save_every_steps 1")
+    undisturbed_losses = logged_losses(job.succeeds())
+    undisturbed = undisturbed.rename(shell.folder / "undisturbed.pt")
+    losses, chosen = {}, sorted(random.sample(range(1, 3 * ELASTIC_STEPS), kills))
+    for step in chosen:
+        rank = random.randrange(num_nodes)
+        print("kills rank", rank, "before step", step)
+        killed_at = (step // ELASTIC_STEPS, step % ELASTIC_STEPS * 64)
+        die = {"SIGNAL": "9", "SIGNAL_AT": "{} {}".format(*killed_at), "SIGNAL_RANK": str(rank)}
+        job, snapshot = sharing(shell, num_nodes, script, "3 3 --save_every_steps 7", **die)
+        assert job.wait() == -signal.SIGKILL
+        losses |= logged_losses(job.output)
+        assert position(snapshot) == killed_at, job.output
+        assert len(list(shell.folder.glob("*.tmp"))) <= num_nodes
+    job, snapshot = sharing(shell, num_nodes, script, "3 3 --save_every_steps 7")
+    losses |= logged_losses(job.succeeds())
+    weights = [weights_and_momentum(path)[0] for path in (undisturbed, snapshot)]
+    assert max_abs_diff(*weights) < 1e-6
+    assert num_nodes > 2 or all(map(torch.equal, *weights))
+    for (epochs, samples), loss in losses.items():
+        is_estimate = epochs - (samples == 0) in [step // ELASTIC_STEPS for step in chosen]
+        expected = undisturbed_losses[epochs, samples]
+        assert loss == pytest.approx(expected, rel=0.5 if is_estimate else 1e-6)
 
 
 def test_killed_while_saving(shell):
