@@ -198,6 +198,16 @@ def test_samples_along_another_dimension(shell, script):
     assert load(shell.folder / "snapshot.pt")["loss"] == pytest.approx(losses[-1], rel=1e-6)
 
 
+@pytest.mark.parametrize("script, ranks", [("singlegpu.py", 1), ("multinode.py", 2)])
+def test_resumed_with_data_workers_and_dropout(shell, script, ranks):
+    options = "--num_workers 1 --snapshot_path"
+    for epochs in (1, 2):
+        start(shell, script, f"{epochs} 1 {options} resumed", FORK + DROPOUT, ranks).succeeds()
+    start(shell, script, f"2 1 {options} straight", FORK + DROPOUT, ranks).succeeds()
+    resumed, straight = (load(shell.folder / name)["model"] for name in ("resumed", "straight"))
+    assert all(torch.equal(resumed[name], straight[name]) for name in straight)
+
+
 def test_workers_of_ranks_draw_different_numbers(shell):
     setup = f"""{FORK}
 class Dataset(script.ToyDataset):
