@@ -5,7 +5,9 @@ import signal
 import sys
 
 import pytest
+import torch
 from helpers import (
+    DROPOUT,
     FORK,
     NIGHTLY,
     SHORT_VAL,
