@@ -264,6 +264,9 @@ def test_a_touched_line_says_what_falls_without_it(site):
     answers = json.loads((ROOT / "docs" / "assets" / "units.json").read_text())["multigpu.py"]
     with browser_of(site) as (page, address):
         page.goto(f"{address}/multigpu.html")
+        page.evaluate(
+            "for (const part of document.querySelectorAll('article > details')) part.open = true"
+        )
         found = Counter()
         for line in page.locator(".diff > pre .line[data-unit]").all():
             line.click()

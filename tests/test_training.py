@@ -98,6 +98,30 @@ def test_killed_while_saving_leaves_a_snapshot(shell, name):
     assert "1 of 3 epochs done" in shell.ranks(f"{whole} 3 1").succeeds()
 
 
+def test_elastic_counts_steps_and_names_files(shell):
+    """An epoch has as many steps as global batches; nodes share no temporary file."""
+    setup = """
+@before(script.os, "replace")
+def tell(tmp_path, path):
+    print("written:", tmp_path)
+"""
+    written = set()
+    for node in range(2):
+        script = patch(shell.folder, "elastic_ddp.py", setup)
+        output = shell.ranks(f"{script} {node + 1}", 2, GROUP_RANK=str(node)).succeeds()
+        assert f"{node} of {node + 1} epochs done, 32 steps per epoch, on " in output
+        written.update(re.findall(r"written: (.*)", output))
+    assert len(written) == 2
+
+
+def test_newest_snapshot_that_breaks_on_its_way(shell):
+    nodes = [shell.folder / "a", shell.folder / "b"]
+    shell.ranks_on(nodes[:1], "elastic_ddp.py 1").succeeds()
+    setup = "script.Path.read_bytes = lambda path: b'half'"
+    script = patch(shell.folder, "elastic_ddp.py", setup)
+    shell.ranks_on(nodes, f"{script} 2").fails("cannot load snapshot.pt: move it or set another")
+
+
 def test_bar_on_a_terminal(tmp_path):
     command = f"{sys.executable} {ROOT}/singlegpu.py 3 2"
     output, status = pexpect.run(command, cwd=tmp_path, dimensions=(24, 100), withexitstatus=True)
