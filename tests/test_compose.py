@@ -30,6 +30,8 @@ from helpers import (
 from test_gpt_sharded import FLOAT64
 from test_gpus import FINETUNE, TOKENS, data_options
 from test_gpus import OPTIONS as GPT_OPTIONS
+from test_project import copy as copy  # a repository
+from test_project import edit
 from test_recipes import OPTIONS as RECIPE_OPTIONS
 from test_recipes import curves
 
@@ -495,28 +497,49 @@ def test_own_script(shell):
     assert max_abs_diff(weights.values(), expected.values()) < 1e-5
 
 
-OLD = run("git", "log", "--follow", "--format=%h", "multinode.py").stdout.split()
+# What changes in multinode.py after a copy was made.
+SINCE = [
+    (
+        "        self.loss_fn = loss_fn\n",
+        "        self.loss_fn = loss_fn\n        self.name = 'b'\n",
+    ),
+    ("lower the learning rate?", "is the learning rate too high?"),
+    ("        progress.set_postfix(loss", "        progress.set_postfix(mean_loss"),
+]
 
 
-@pytest.mark.parametrize("revision", [OLD[-1], OLD[len(OLD) // 2], OLD[1], "1.0"])
-def test_upgrade(tmp_path, revision):
+def upgrade(copy, version, own, changes):
+    """Returns what the command says of a copy, after `changes` in the file that it was made of."""
+    (copy / "own.py").write_text(own)
+    for old, new in changes:
+        edit(copy / "multinode.py", old, new)
+    arguments = ["own.py", "--upgrade", "--base", f"multinode.py@{version}"]
+    return run(sys.executable, "-m", "tools.compose", *arguments, folder=copy)
+
+
+@pytest.mark.parametrize("version", ["HEAD", "1.0"])
+def test_upgrade(copy, version):
     """A copy of an old version gets what has changed since, and keeps what was changed in it."""
-    new = (ROOT / "multinode.py").read_text()
-    old = new if revision == "1.0" else run("git", "show", f"{revision}:multinode.py").stdout
-    (tmp_path / "own.py").write_text(with_own_model(old))
-    result = compose_in(tmp_path, f"{{folder}}/own.py --upgrade --base multinode.py@{revision}")
+    (copy / "CHANGELOG.md").write_text("# Changes\n\n## 1.0 (today)\n")
+    assert run("git", "add", ".", folder=copy).returncode == 0
+    author = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
+    assert run("git", *author, "commit", "-qm", "1.0", folder=copy).returncode == 0
+    own = with_own_model((copy / "multinode.py").read_text())
+    result = upgrade(copy, version, own, SINCE)
     assert result.returncode == 0, result.stderr
-    upgraded = (tmp_path / "own_upgraded.py").read_text()
-    assert upgraded.partition("\nimport")[2] == with_own_model(new).partition("\nimport")[2]
+    upgraded = (copy / "own_upgraded.py").read_text()
+    new = with_own_model((copy / "multinode.py").read_text())
+    assert upgraded.partition("\nimport")[2] == new.partition("\nimport")[2]
+    assert all(changed in upgraded for _, changed in SINCE)
 
 
-def test_upgrade_in_conflict(tmp_path):
+def test_upgrade_in_conflict(copy):
     """Where both have changed a line, both texts stand in the script."""
-    old = run("git", "show", f"{OLD[-1]}:multinode.py").stdout
-    (tmp_path / "own.py").write_text(old.replace("default=50", "default=60"))
-    result = compose_in(tmp_path, f"{{folder}}/own.py --upgrade --base multinode.py@{OLD[-1]}")
+    line = "torch.manual_seed(args.seed)"
+    own = (copy / "multinode.py").read_text().replace(line, "torch.manual_seed(1)")
+    result = upgrade(copy, "HEAD", own, [(line, "torch.manual_seed(2)")])
     assert result.returncode == 1 and "_upgraded.py has conflicts, marked as git" in result.stderr
-    upgraded = (tmp_path / "own_upgraded.py").read_text()
+    upgraded = (copy / "own_upgraded.py").read_text()
     conflict = upgraded.partition("<<<<<<< ")[2].partition("\n>>>>>>> multinode.py\n")[0]
     ours, theirs = conflict.split("\n=======\n")
-    assert "default=60" in ours and theirs.strip() in (ROOT / "multinode.py").read_text()
+    assert "manual_seed(1)" in ours and "manual_seed(2)" in theirs

@@ -61,7 +61,7 @@ def test(file, text, hint):
         marked = "" if "::" in hint else "not long and not nightly"
         command += ["-m", marked, f"--basetemp={folder}/tmp", *chosen]
         run = subprocess.run(command, cwd=copy, capture_output=True, text=True)
-    found = re.search(r"^FAILED tests/(\S+)(?: - (.*))?", run.stdout, re.MULTILINE)
+    found = re.search(r"^FAILED tests/(.+?)(?: - (.*))?$", run.stdout, re.MULTILINE)
     return (found[1], found[2] or "") if found else None
 
 
