@@ -70,7 +70,7 @@ bench: .venv/run  ## compare the speed of the stages with raw DDP
 
 # How constraints.txt comes to be: the newest of everything, but for builds and CUDA's packages.
 pins: | .venv/bin/python
-	python -m pip install --dry-run --ignore-installed -r requirements-dev.txt -r bench/requirements.txt > .venv/pins
+	python -m pip install --dry-run --ignore-installed -r requirements-dev.txt > .venv/pins
 	sed -n 's/^Would install //p' .venv/pins | tr ' ' '\n' | sed -e '/^nvidia\|^cuda\|^triton/d' \
 	  -e 's/+.*//' -e 's/-\([^-]*\)$$/==\1/' | sort -f > constraints.txt
 
