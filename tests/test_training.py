@@ -98,20 +98,10 @@ def test_killed_while_saving_leaves_a_snapshot(shell, name):
     assert "1 of 3 epochs done" in shell.ranks(f"{whole} 3 1").succeeds()
 
 
-def test_elastic_counts_steps_and_names_files(shell):
-    """An epoch has as many steps as global batches; nodes share no temporary file."""
-    setup = """
-@before(script.os, "replace")
-def tell(tmp_path, path):
-    print("written:", tmp_path)
-"""
-    written = set()
-    for node in range(2):
-        script = patch(shell.folder, "elastic_ddp.py", setup)
-        output = shell.ranks(f"{script} {node + 1}", 2, GROUP_RANK=str(node)).succeeds()
-        assert f"{node} of {node + 1} epochs done, 32 steps per epoch, on " in output
-        written.update(re.findall(r"written: (.*)", output))
-    assert len(written) == 2
+def test_elastic_counts_steps(shell):
+    """An epoch has as many steps as global batches."""
+    output = shell.ranks("elastic_ddp.py 1", 2).succeeds()
+    assert "0 of 1 epochs done, 32 steps per epoch, on " in output
 
 
 def test_newest_snapshot_that_breaks_on_its_way(shell):
