@@ -64,6 +64,7 @@
   }
   const hint = document.createElement("small");
   hint.textContent = "touch a changed line: what falls without it?";
-  lines[0]?.closest(".diff").querySelector(".caption").append(hint);
+  const shown = lines.find((line) => !line.closest("details")); // imports stand folded
+  shown?.closest(".diff").querySelector(".caption").append(hint);
   document.addEventListener("keydown", (event) => event.key === "Escape" && close());
 })();
