@@ -37,6 +37,11 @@ def long(*values):
     return [pytest.param(value, marks=pytest.mark.long) for value in values]
 
 
+def first(number, values):
+    """Returns parameters of which all but the first ones are left to the night."""
+    return [*values[:number], *(pytest.param(value, marks=NIGHTLY) for value in values[number:])]
+
+
 def fences(page, language):
     """Returns what stands in the fences of a language on a page of docs/."""
     text = (ROOT / "docs" / page).read_text()

@@ -1,7 +1,7 @@
 """tools.audit finds the faults of tests/audit/faults.txt, and none in right scripts."""
 
 import pytest
-from helpers import NIGHTLY, run
+from helpers import first, run
 
 from tools.audit.__main__ import parse_args
 from tools.audit.questions import Audit
@@ -12,11 +12,6 @@ _, *EDITS = (SCRIPTS / "faults.txt").read_text().splitlines()
 RIGHT = [path.name for path in sorted(SCRIPTS.glob("*.py"))]
 
 
-def short(number, values):
-    """Leaves all but the first values to the night."""
-    return [*values[:number], *(pytest.param(value, marks=NIGHTLY) for value in values[number:])]
-
-
 def audit(folder, script):
     audit = Audit(parse_args([str(script)]), folder)
     try:
@@ -25,7 +20,7 @@ def audit(folder, script):
         audit.shell.end_all()
 
 
-@pytest.mark.parametrize("edit", short(1, EDITS))
+@pytest.mark.parametrize("edit", first(1, EDITS))
 def test_fault(tmp_path, edit):
     script, old, new, line, sentence = edit.split(" | ")
     source = (SCRIPTS / f"{script}.py").read_text()
@@ -38,7 +33,7 @@ def test_fault(tmp_path, edit):
     assert places == {f"{tmp_path}/faulty.py:{number}"}, found
 
 
-@pytest.mark.parametrize("script", short(1, RIGHT))
+@pytest.mark.parametrize("script", first(1, RIGHT))
 def test_right_script(tmp_path, script):
     found = audit(tmp_path, SCRIPTS / script)
     assert {f.text for f in found if f.kind in ("wrong", "look")} <= {

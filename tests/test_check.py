@@ -6,7 +6,7 @@ import sys
 import time
 
 import pytest
-from helpers import NIGHTLY, run
+from helpers import first, run
 
 from tools.judge.check import load_task
 from tools.judge.checks import Judge, explanation, judge, toy_task
@@ -116,6 +116,12 @@ WRAPPED_TWICE = (f"{DDP}(model)", f"{DDP}({DDP}(model))")
         ),
         (TORCHRUN, "starts", OTHER_SIZE, "called different collectives(.|\n)*what.*100000 vs 4"),
         ("elastic_ddp", "starts", (" or global_batch[:1]", ""), "the last batch has 1 samples"),
+        (
+            TORCHRUN,
+            "device",
+            ("    dist.destroy_process_group()\n", ""),
+            "end without destroy_proc",
+        ),
         ("preemptible", "signal", (OWN_SESSION, ""), "SIGTERM reaches data workers"),
         ("preemptible", "signal", (HANDLED, "()"), "SIGTERM has no handler"),
         ("preemptible", "signal", ALONE, "A rank has stopped, and another fails"),
@@ -196,14 +202,8 @@ def test_bad_task(tmp_path, source, message):
         load_task(f"{tmp_path}/task.py:make_task")
 
 
-def after(number, params):
-    """Leaves all but the first ones to the night."""
-    late = [pytest.param(param, marks=NIGHTLY) for param in params[number:]]
-    return [*params[:number], *late]
-
-
 @pytest.mark.long
-@pytest.mark.parametrize("stage", after(6, list(STAGES)))
+@pytest.mark.parametrize("stage", first(6, list(STAGES)))
 def test_own_files_pass(tmp_path, stage, capsys):
     assert judge(stage, ROOT / f"{stage}.py", toy_task, tmp_path) == []
     verdict = capsys.readouterr().out.splitlines()[-1]
@@ -212,7 +212,7 @@ def test_own_files_pass(tmp_path, stage, capsys):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("fault", after(10, FAULTS), ids=lambda fault: fault.what)  # the page's
+@pytest.mark.parametrize("fault", first(10, FAULTS), ids=lambda fault: fault.what)  # the page's
 def test_a_fault_fails_its_checks_alone(tmp_path, fault):
     file = tmp_path / "faulty.py"
     file.write_text(fault.source())

@@ -4,8 +4,10 @@ import json
 from collections import Counter
 
 import pytest
+from helpers import NIGHTLY
 
-from tools.steps import ALL, STEPS, diff_lines
+from tools.steps import ALL, ROOT, STEPS, diff_lines
+from tools.units import answers
 from tools.units.answers import answer, cut_of
 from tools.units.cut import UNITS, Cut
 
@@ -101,3 +103,12 @@ def test_a_test_that_a_person_names():
     name = "test_bad_input.py::test_more_processes_than_gpus"
     unit = unit_with("multigpu_torchrun.py", "too few GPUs")
     assert answer("multigpu_torchrun.py", unit, name)["falls"] == name
+
+
+@pytest.mark.parametrize("file", [pytest.param(file, marks=NIGHTLY) for file in ANSWERED])
+def test_nothing_falls_as_it_is(file, monkeypatch):
+    """Neither a check, as the answers are found, nor a test that is an answer."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert answers.judge(file, ROOT / file) is None
+    for name in {unit["falls"] for unit in ANSWERED[file] if "::" in unit["falls"]}:
+        assert answers.test(file, (ROOT / file).read_text(), name) is None

@@ -15,6 +15,7 @@ from tools.judge.stages import STAGES
 from tools.steps import ALL, ROOT
 from tools.units.cut import Cut
 
+TIME_LIMIT_S = 3600  # of the tests of a file
 DOCSTRING = "docstring"  # what falls without the lines at the top of a file
 STAGE_TESTS = "one_rank bad_input own_changes training preemptible hangs"
 TESTS = {"recipes": "recipes", "by_hand": "by_hand", "gpt": "gpt gpt_sharded"}
@@ -60,7 +61,9 @@ def test(file, text, hint):
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:warnings"]
         marked = "" if "::" in hint else "not long and not nightly"
         command += ["-m", marked, f"--basetemp={folder}/tmp", *chosen]
-        run = subprocess.run(command, cwd=copy, capture_output=True, text=True)
+        run = subprocess.run(
+            command, cwd=copy, capture_output=True, text=True, timeout=TIME_LIMIT_S
+        )
     found = re.search(r"^FAILED tests/(.+?)(?: - (.*))?$", run.stdout, re.MULTILINE)
     return (found[1], found[2] or "") if found else None
 

@@ -185,7 +185,7 @@ class Names:
                     self.defined.setdefault(scoped, set()).update(places[name])
 
     def missing(self):
-        """Returns the names that are used and not defined, and what no text of ours defines."""
+        """Returns the names that are used and not defined; of attributes, torch defines many."""
         return {n for n in self.used if n not in self.defined and n not in dir(builtins)}
 
     def useless(self):
