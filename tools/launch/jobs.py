@@ -48,16 +48,20 @@ class TimeLimit:
         self.seconds = seconds or TIMEOUT_S
         self.limit = self.seconds
         self.import_s = 0.0
-        self.restart()
-
-    def restart(self):
         self.start = time.monotonic()
+        self.size = 0
 
     def seconds_passed(self):
         return time.monotonic() - self.start
 
-    def passed(self):
-        """Returns whether the time is over; near the limit, looks how busy the machine is."""
+    def passed(self, files=()):
+        """Returns whether the time is over; near the limit, looks how busy the machine is.
+
+        It begins anew whenever one of `files` has grown.
+        """
+        size = sum(path.stat().st_size for path in files)
+        if size != self.size:
+            self.start, self.size = time.monotonic(), size
         if self.seconds_passed() < self.limit:
             return False
         self.import_s = time_of_import()
@@ -231,15 +235,8 @@ class Ranks(Job):
             if Path(script).name == "singlegpu.py":
                 world = {}  # it is started with python
             env = environment() | master | world | variables
-            args = (
-                str(ROOT / script),
-                arguments,
-                env,
-                folder,
-                self.log,
-                folder in full_disk_folders,
-                listener if rank == 0 else None,
-            )
+            more = (folder in full_disk_folders, listener if rank == 0 else None)
+            args = (str(ROOT / script), arguments, env, folder, self.log, *more)
             self.ranks.append(self.fork_context.Process(target=forked.run, args=args))
             self.ranks[-1].start()
         listener.close()
