@@ -111,7 +111,8 @@ def main():
         "torchrun --nnodes=1:3 --nproc_per_node=1 --max-restarts=100 --rdzv_id={run}"
         f" --rdzv_backend=c10d --rdzv_endpoint=localhost:{store.port}"
     )
-    address = f"localhost:{free_port()}"
+    port = free_port()
+    address = f"localhost:{port}"
     with tempfile.TemporaryDirectory() as folder:
         elastic, regroup = write_scripts(Path(folder))
         ways = {
@@ -121,6 +122,7 @@ def main():
         }
         coordinator = Job(f"python recipes/coordinator.py {address}", Path(folder), {})
         try:
+            TCPStore("localhost", port + 1)  # the coordinator's: it listens
             rounds = [
                 {name: measure(*way) for name, way in ways.items()} for _ in range(args.rounds)
             ]

@@ -198,6 +198,20 @@ class Job:
         self.process.wait(TIMEOUT_S)
 
 
+def torchrun_variables(rank, folders):
+    """Returns what torchrun tells a rank; each has the folder of its node."""
+    local_rank = folders[:rank].count(folders[rank])
+    world = {
+        "RANK": rank,
+        "WORLD_SIZE": len(folders),
+        "LOCAL_RANK": local_rank,
+        "LOCAL_WORLD_SIZE": folders.count(folders[rank]),
+        "GROUP_WORLD_SIZE": len(set(folders)),
+        "GROUP_RANK": len(set(folders[:rank])) - (local_rank > 0),
+    }
+    return {name: str(value) for name, value in world.items()}
+
+
 class Ranks(Job):
     """A process for each of `folders`, with what torchrun would tell it; all print into one log.
 
@@ -222,16 +236,8 @@ class Ranks(Job):
         master = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
         self.ranks = []
         for rank, folder in enumerate(folders):
-            local_rank = folders[:rank].count(folder)
-            world = {
-                "RANK": str(rank),
-                "WORLD_SIZE": str(len(folders)),
-                "LOCAL_RANK": str(local_rank),
-                "LOCAL_WORLD_SIZE": str(folders.count(folder)),
-                "GROUP_WORLD_SIZE": str(len(set(folders))),
-                "GROUP_RANK": str(len(set(folders[:rank])) - (local_rank > 0)),
-            }
             folder.mkdir(exist_ok=True)
+            world = torchrun_variables(rank, folders)
             if Path(script).name == "singlegpu.py":
                 world = {}  # it is started with python
             env = environment() | master | world | variables
