@@ -1,14 +1,13 @@
 """Measures what distributed training costs on this machine: python -m bench.cost
 
-Trains a small GPT in several placements on pocket clusters, whose links it limits, and on one to
-four ranks of this machine. Fits the formula of tools/formulas/scaling.py to two placements, and
-predicts the others. Prints tables.
+Trains a small GPT in several placements on pocket clusters, whose links it limits. Fits the formula
+of tools/formulas/scaling.py to two placements, and predicts the others. Prints tables.
 """
 
 import argparse
 import json
-import os
 import statistics
+import sys
 import tempfile
 
 from tqdm import tqdm
@@ -22,34 +21,17 @@ PLACEMENTS = [(1, 4), (2, 2), (4, 1)]  # nodes, ranks per node
 FITTED = [(1, 4, "no limit"), (4, 1, "100 Mbit/s")]
 SMALLEST, LARGEST = "1024", "1048576"  # of the sizes of all-reduces, in bytes
 BUCKETS = 2  # that DDP makes of 3.3 MB: 1 MiB, and the rest
-BATCH_SIZE = 24  # of the scaling runs: divisible by 1, 2, 3 and 4
-SCALING_HEADS = [2, 4]
 
 
-def measure(torchrun, arguments):
-    """Returns the figures of bench/measure.py, run by `torchrun`."""
-    with tempfile.NamedTemporaryFile() as figures:
-        output_of(f"{torchrun} -m bench.measure --json {figures.name} {arguments}")
-        return json.load(figures)
-
-
-def on_cluster(nodes, ranks, link):
-    """Returns the command that runs torchrun on each node of a pocket cluster."""
+def measure(nodes, ranks, link):
+    """Returns the figures of bench/measure.py, run by torchrun on each node of a pocket cluster."""
     cluster = f"slurm/pocket-cluster -n {nodes} -g {ranks}"
     if LINKS[link]:
         cluster += f" -b {link.split()[0]}mbit"
-    return f"{cluster} srun -N {nodes} --gpus-per-node={ranks} slurm/torchrun_script.sh"
-
-
-def measure_scaling():
-    """Returns the figures of one to four ranks of this machine."""
-    heads = " ".join(map(str, SCALING_HEADS))
-    scaling = {}
-    for ranks in tqdm(range(1, 5), desc="ranks", disable=None):
-        arguments = f"--n_head {heads} --batch_size {BATCH_SIZE} {BATCH_SIZE // ranks}"
-        torchrun = f"torchrun --standalone --nproc_per_node={ranks}"
-        scaling[ranks] = measure(torchrun, f"{arguments} --repetitions 5")
-    return scaling
+    torchrun = f"srun -N {nodes} --gpus-per-node={ranks} slurm/torchrun_script.sh"
+    with tempfile.NamedTemporaryFile() as figures:
+        output_of(f"{cluster} {torchrun} -m bench.measure --json {figures.name} --repetitions 3")
+        return json.load(figures)
 
 
 def measure_placements(rounds):
@@ -60,7 +42,7 @@ def measure_placements(rounds):
         for link in (LINKS if nodes > 1 else ["no limit"])
     }
     for place in tqdm([*placements] * rounds, desc="placements", disable=None):
-        placements[place].append(measure(on_cluster(*place), "--repetitions 3"))
+        placements[place].append(measure(*place))
     return placements
 
 
@@ -96,17 +78,12 @@ def fit(placements):
     return lambda link: step(computation, communication(link), overlap)
 
 
-def print_network(placements):
-    sizes = placements[FITTED[0]][0]["all_reduce"]
-    print("\nBus bandwidth between 4 ranks, Mbit/s (ms of an all-reduce), by its bytes")
-    print(" " * 20 + "".join(f"{int(size):>18,}" for size in sizes))
-    for place, runs in placements.items():
-        line = f"{name(place):<20}"
-        for size in sizes:
-            seconds = median_all_reduce(runs, size)
-            bandwidth = bus_bandwidth(int(size), seconds, 4) * 8 / 1e6
-            line += f"{bandwidth:,.1f} ({seconds * 1e3:.1f})".rjust(18)
-        print(line)
+def print_table(title, *rows):
+    """Prints rows of texts, with their columns below one another."""
+    print(f"\n{title}")
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for first, *cells in rows:
+        print("  ".join([first.ljust(widths[0]), *map(str.rjust, cells, widths[1:])]))
 
 
 def name(place):
@@ -114,34 +91,29 @@ def name(place):
     return f"{nodes} x {ranks}, {link}" if nodes > 1 else f"{nodes} x {ranks}"
 
 
-def print_placements(placements, predict):
-    print("\nNodes x ranks, links          step    of 1 x 4 (all rounds)     formula")
+def network_rows(placements):
+    sizes = placements[FITTED[0]][0]["all_reduce"]
+    yield ["", *(f"{int(size):,}" for size in sizes)]
+    for place, runs in placements.items():
+        seconds = {size: median_all_reduce(runs, size) for size in sizes}
+        bandwidths = [bus_bandwidth(int(size), s, 4) * 8 / 1e6 for size, s in seconds.items()]
+        milliseconds = [s * 1e3 for s in seconds.values()]
+        cells = zip(bandwidths, milliseconds, strict=True)
+        yield [name(place), *("{:,.1f} ({:.1f})".format(*cell) for cell in cells)]
+
+
+def placement_rows(placements, predict):
+    yield ["Nodes x ranks, links", "step", "of 1 x 4 (all rounds)", "formula", "error"]
     for place, runs in placements.items():
         ratios = [
             median_step([run]) / median_step([near])
             for run, near in zip(runs, placements[FITTED[0]], strict=True)
         ]
         ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-        seconds = median_step(runs)
-        predicted = predict(place[2])
+        seconds, predicted = median_step(runs), predict(place[2])
         error = "fitted" if place in FITTED else f"{predicted / seconds - 1:+.0%}"
-        measured = f"{name(place):<24}{seconds * 1e3:>7.0f} ms{ratio:>24}"
-        print(f"{measured}{predicted * 1e3:>8.0f} ms {error}")
-
-
-def print_scaling(scaling):
-    """Each model is trained with BATCH_SIZE samples per rank, then with as many in all."""
-    print(f"\nSamples per second (efficiency), {os.cpu_count()} CPU cores")
-    print(f"{'ranks':<28}" + "".join(f"{ranks:>14}" for ranks in scaling))
-    for row, on_one_rank in enumerate(scaling[1]["trainings"]):
-        kind = ("weak", "strong")[row % 2]
-        line = f"{on_one_rank['gradient_bytes'] / 4e6:.1f} M parameters, {kind}".ljust(28)
-        for ranks, figures in scaling.items():
-            samples = BATCH_SIZE * (ranks if kind == "weak" else 1)
-            speed = samples / figures["trainings"][row]["step"]
-            efficiency = speed / ranks / (BATCH_SIZE / on_one_rank["step"])
-            line += f"{speed:.0f} ({efficiency:.0%})".rjust(14)
-        print(line)
+        times = [f"{s * 1e3:.0f} ms" for s in (seconds, predicted)]
+        yield [name(place), times[0], ratio, times[1], error]
 
 
 def main():
@@ -150,17 +122,13 @@ def main():
     args = parser.parse_args()
     if args.rounds < 1:
         parser.error("--rounds must be 1 or more")
-    scaling = measure_scaling()
     status, problem = run("slurm/pocket-cluster -n 1 -b 1gbit true")
-    if status == 0:
-        placements = measure_placements(args.rounds)
-    print_scaling(scaling)
-    if status == 0:
-        print_network(placements)
-        predict = fit(placements)
-        print_placements(placements, predict)
-    else:
-        print(f"\nWithout a cluster, only this machine is measured. {problem.strip()}")
+    if status != 0:
+        sys.exit(f"It needs the pocket cluster. {problem.strip()}")
+    placements = measure_placements(args.rounds)
+    title = "Bus bandwidth between 4 ranks, Mbit/s (ms of an all-reduce), by its bytes"
+    print_table(title, *network_rows(placements))
+    print_table("Times of a step", *placement_rows(placements, fit(placements)))
 
 
 if __name__ == "__main__":

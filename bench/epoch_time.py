@@ -13,7 +13,8 @@ import io
 import statistics
 import tempfile
 import time
-from unittest.mock import patch
+from collections import Counter
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -36,23 +37,18 @@ STAGES = {
 }
 
 
-def build(name, arguments):
-    """Returns the Trainer that the main of a script builds."""
+def epoch_of(name, arguments):
+    """Returns a function that trains an epoch, from its first sample on, as a script does."""
     module = importlib.import_module(name)
     trainers = []
     module.Trainer.train = lambda self: trainers.append(self)
     argv = [name, *arguments.split(), "--snapshot_path", f"{name}.pt"]
-    with patch("sys.argv", argv), contextlib.redirect_stdout(io.StringIO()):
+    with mock.patch("sys.argv", argv), contextlib.redirect_stdout(io.StringIO()):
         module.main(module.parse_args())
-    return trainers[0]
-
-
-def epoch_of(trainer):
-    """Returns a function that trains an epoch, from its first sample on."""
 
     def run_epoch(epoch):
-        trainer.samples_run = 0
-        trainer._run_epoch(epoch)
+        trainers[0].samples_run = 0
+        trainers[0]._run_epoch(epoch)
 
     return run_epoch
 
@@ -77,33 +73,30 @@ def make_candidates():
     """Returns functions that train an epoch, by name."""
     candidates = {"raw DDP": bare_epoch()}
     # The scripts' own calls do nothing: the group is there already.
-    with (
-        patch("torch.distributed.init_process_group"),
-        patch("torch.distributed.destroy_process_group"),
-    ):
+    calls = {"init_process_group": mock.DEFAULT, "destroy_process_group": mock.DEFAULT}
+    with mock.patch.multiple(dist, **calls):
         for name, arguments in STAGES.items():
-            candidates[f"{name.replace('.', '/')}.py"] = epoch_of(build(name, arguments))
+            candidates[f"{name.replace('.', '/')}.py"] = epoch_of(name, arguments)
     return candidates
 
 
 def compare(candidates, epochs, rounds):
     """Times the functions; returns for each the median of its times relative to the first's."""
     names = list(candidates)
-    times = {name: [0.0] * (1 + rounds) for name in names}
+    ratios = {name: [] for name in names}
     for number in range(1 + rounds):
+        seconds = Counter()
         for epoch in range(epochs):
             # Turn by turn, each in every place: the machine's noise then hits all alike.
-            for offset in range(len(names)):
-                name = names[(offset + epoch) % len(names)]
+            first = epoch % len(names)
+            for name in names[first:] + names[:first]:
                 dist.barrier()
                 start = time.perf_counter()
                 candidates[name](epoch)
-                times[name][number] += time.perf_counter() - start
-    ratios = {}
-    for name in names:
-        pairs = list(zip(times[name], times[names[0]], strict=True))
-        ratios[name] = statistics.median(own / first for own, first in pairs[1:])  # once warm
-    return ratios
+                seconds[name] += time.perf_counter() - start
+        for name in names if number else ():  # once warm
+            ratios[name].append(seconds[name] / seconds[names[0]])
+    return {name: statistics.median(found) for name, found in ratios.items()}
 
 
 def main():

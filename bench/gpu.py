@@ -11,6 +11,7 @@ appended to the file as soon as it is there, a failure as well.
 """
 
 import argparse
+import functools
 import itertools
 import math
 import os
@@ -126,25 +127,24 @@ def stage_rows(gpus, folder):
     yield "| stage | loss, and that of CPUs | seconds per step |"
     yield "|---|---|---|"
     # On three ranks, for instance, DistributedSampler takes a sample twice.
-    on_cpus = {False: "singlegpu.py", True: "multinode.py"}
-    if 2048 % gpus == 0:
-        on_cpus[True] = "singlegpu.py"
-    expected = {}
+    sharded = "multinode.py" if 2048 % gpus else "singlegpu.py"
+
+    @functools.cache
+    def loss_on_cpus(stage):
+        command = f"env CUDA_VISIBLE_DEVICES= {stage_command(stage, gpus)}"
+        return train_stage(command, FEW_EPOCHS, folder / f"reference-{stage}.pt")[0]
+
     for stage in STAGES:
         print(f"{stage} …", flush=True)
         command = stage_command(stage, gpus)
-        reference = on_cpus[stage not in ("singlegpu.py", "elastic_ddp.py")]
         try:
-            if reference not in expected:
-                on_cpu = f"env CUDA_VISIBLE_DEVICES= {stage_command(reference, gpus)}"
-                path = folder / f"reference-{reference}.pt"
-                expected[reference], _ = train_stage(on_cpu, FEW_EPOCHS, path)
+            whole = stage in ("singlegpu.py", "elastic_ddp.py")
+            right = loss_on_cpus("singlegpu.py" if whole else sharded)
             loss, few_seconds = train_stage(command, FEW_EPOCHS, folder / f"{stage}.pt")
             _, many_seconds = train_stage(command, MANY_EPOCHS, folder / f"{stage}.pt")  # resumes
         except FailedError as error:
             yield f"| `{stage}` | failed: {error} | |"
             continue
-        right = expected[reference]
         equal = "equal" if math.isclose(loss, right, rel_tol=1e-3) else f"not {right}"
         steps = (MANY_EPOCHS - 2 * FEW_EPOCHS) * math.ceil(2048 / (32 * gpus))
         seconds = (many_seconds - few_seconds) / steps  # starting took both runs the same time

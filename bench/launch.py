@@ -1,34 +1,31 @@
-"""Runs the commands that are measured, in the top folder, and ends what is left of them."""
+"""Starts what is measured: commands, which end with this process, and their ranks."""
 
 import contextlib
+import os
 import sys
 import tempfile
+import time
 from pathlib import Path
 
-from torch.distributed import TCPStore
+import torch
+import torch.distributed as dist
 
-from tools.launch.jobs import Job, free_port
+from tools.launch.jobs import Job
 from tools.steps import ROOT
 
 TIME_LIMIT_S = 1800  # of a command, on a machine that is not busy
 
 
-@contextlib.contextmanager
-def started(command):
+def run(command, time_limit_s=TIME_LIMIT_S):
+    """Returns a command's exit status, None at the end of its time, and what it has printed."""
     with tempfile.TemporaryDirectory() as folder:
         job = Job(command, ROOT, {}, Path(folder, "log"))
         try:
-            yield job
+            with contextlib.suppress(AssertionError):  # it still runs, and is ended
+                job.wait(time_limit_s)
+            return job.status(), job.output
         finally:
             job.end()
-
-
-def run(command, time_limit_s=TIME_LIMIT_S):
-    """Returns a command's exit status, None at the end of its time, and what it has printed."""
-    with started(command) as job:
-        with contextlib.suppress(AssertionError):  # it still runs, and is ended
-            job.wait(time_limit_s)
-        return job.status(), job.output
 
 
 def output_of(command):
@@ -40,9 +37,17 @@ def output_of(command):
 
 
 @contextlib.contextmanager
-def coordinator():
-    """Starts recipes/coordinator.py; returns its port, once it listens."""
-    port = free_port()
-    with started(f"python recipes/coordinator.py localhost:{port}"):
-        TCPStore("localhost", port + 1)
-        yield port
+def process_group(parser):
+    """Makes this process a rank; returns its device."""
+    if "LOCAL_RANK" not in os.environ:
+        parser.error("start this script with torchrun, as its first lines show")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    yield device
+    time.sleep(0.1)  # as in multinode.py
+    dist.destroy_process_group()

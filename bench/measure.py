@@ -7,9 +7,8 @@ model of gpt/pretrain.py takes, with and without its all-reduce. --json keeps th
 """
 
 import argparse
-import itertools
+import functools
 import json
-import os
 import statistics
 import time
 from pathlib import Path
@@ -20,37 +19,28 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, RandomSampler
 
+from bench.launch import process_group
 from gpt.pretrain import GPT, TextDataset, configure_optimizer, next_byte_loss
 
 SIZES = [2**n for n in (10, 14, 18, 20)]  # bytes
 GPU_SIZES = [*SIZES, 2**25, 2**28, 2**30]
-N_LAYER, CONTEXT = 4, 64
-HEAD_SIZE = 64
+N_LAYER, N_HEAD, N_EMBD, CONTEXT = 4, 2, 128, 64
 
 
-def synchronize_device():
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
-def times(function, repetitions):
-    """Returns the seconds of each call of `function` on the slowest rank, after one to warm up."""
+def median_time(function, repetitions):
+    """Returns the seconds of a call of `function` on the slowest rank, after one to warm up."""
+    wait_for_device = torch.cuda.synchronize if torch.cuda.is_available() else torch.cpu.synchronize
     seconds = torch.zeros(repetitions + 1)
     for i in range(repetitions + 1):
         dist.barrier()
-        synchronize_device()
+        wait_for_device()
         start = time.perf_counter()
         function()
-        synchronize_device()
+        wait_for_device()
         seconds[i] = time.perf_counter() - start
     slowest = [None] * dist.get_world_size()
     dist.all_gather_object(slowest, seconds)
-    return torch.stack(slowest).amax(0)[1:].tolist()
-
-
-def measure_all_reduce(size, repetitions, device):
-    tensor = torch.zeros(size // 4, device=device)
-    return statistics.median(times(lambda: dist.all_reduce(tensor), repetitions))
+    return statistics.median(torch.stack(slowest).amax(0)[1:].tolist())
 
 
 def bus_bandwidth(size, seconds, ranks):
@@ -58,8 +48,8 @@ def bus_bandwidth(size, seconds, ranks):
     return 2 * (ranks - 1) / ranks * size / seconds
 
 
-def measure_training(n_head, batch_size, repetitions, device):
-    """Trains a GPT with `n_head` heads by DDP, on batches of `batch_size` chunks of text.
+def measure_training(batch_size, repetitions, device):
+    """Trains a GPT by DDP, on batches of `batch_size` chunks of text.
 
     Returns the bytes of its gradients, the seconds of a step, and how many of these it waits for
     the all-reduce: those that it takes longer than a step without one.
@@ -68,14 +58,8 @@ def measure_training(n_head, batch_size, repetitions, device):
     dataset = TextDataset(Path(statistics.__file__), CONTEXT)  # any text
     sampler = RandomSampler(dataset, replacement=True, num_samples=10**6)
     batches = iter(DataLoader(dataset, batch_size, sampler=sampler))
-    config = SimpleNamespace(
-        n_layer=N_LAYER,
-        n_head=n_head,
-        n_embd=n_head * HEAD_SIZE,
-        context=CONTEXT,
-        recompute=False,
-    )
-    model = GPT(config).to(device)
+    sizes = {"n_layer": N_LAYER, "n_head": N_HEAD, "n_embd": N_EMBD, "context": CONTEXT}
+    model = GPT(SimpleNamespace(**sizes, recompute=False)).to(device)
     model.init_weights(seed=0)
     optimizer = configure_optimizer(model, 1e-3)
     model = nn.parallel.DistributedDataParallel(model)
@@ -90,9 +74,9 @@ def measure_training(n_head, batch_size, repetitions, device):
         with model.no_sync():
             run_step()
 
-    step, alone = (statistics.median(times(run, repetitions)) for run in (run_step, run_step_alone))
+    step, alone = (median_time(run, repetitions) for run in (run_step, run_step_alone))
     return {
-        "name": f"{n_head} heads, {batch_size} chunks per rank",
+        "name": f"{batch_size} chunks per rank",
         "gradient_bytes": 4 * sum(p.numel() for p in model.parameters()),
         "step": step,
         "wait": max(0.0, step - alone),
@@ -103,10 +87,10 @@ def measure(args, device):
     """Returns the figures; see `report`."""
     figures = {"ranks": dist.get_world_size(), "all_reduce": {}}
     for size in GPU_SIZES if device.type == "cuda" else SIZES:
-        figures["all_reduce"][size] = measure_all_reduce(size, args.repetitions, device)
+        all_reduce = functools.partial(dist.all_reduce, torch.zeros(size // 4, device=device))
+        figures["all_reduce"][size] = median_time(all_reduce, args.repetitions)
     figures["trainings"] = [
-        measure_training(n_head, batch_size, args.repetitions, device)
-        for n_head, batch_size in itertools.product(args.n_head, args.batch_size)
+        measure_training(size, args.repetitions, device) for size in args.batch_size
     ]
     return figures
 
@@ -125,29 +109,18 @@ def report(figures):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--n_head", type=int, nargs="+", default=[2], help="sizes of models")
     parser.add_argument("--batch_size", type=int, nargs="+", default=[32], help="per rank")
     parser.add_argument("--repetitions", type=int, default=10)
     parser.add_argument("--json")
     args = parser.parse_args()
-    if min(args.repetitions, *args.n_head, *args.batch_size) < 1:
-        parser.error("--repetitions, --n_head and --batch_size must be 1 or more")
-    if "LOCAL_RANK" not in os.environ:
-        parser.error("start this script with torchrun, as its first lines show")
-    if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
-        dist.init_process_group("nccl", device_id=device)
-    else:
-        device = torch.device("cpu")
-        dist.init_process_group("gloo")
-    figures = measure(args, device)
-    if dist.get_rank() == 0:
-        report(figures)
-        if args.json:
-            Path(args.json).write_text(json.dumps(figures))
-    time.sleep(0.1)  # as in multinode.py
-    dist.destroy_process_group()
+    if min(args.repetitions, *args.batch_size) < 1:
+        parser.error("--repetitions and --batch_size must be 1 or more")
+    with process_group(parser) as device:
+        figures = measure(args, device)
+        if dist.get_rank() == 0:
+            report(figures)
+            if args.json:
+                Path(args.json).write_text(json.dumps(figures))
 
 
 if __name__ == "__main__":

@@ -9,16 +9,17 @@ for them.
 """
 
 import argparse
-import os
 import re
 import statistics
 import time
 from types import SimpleNamespace
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from bench.launch import process_group
 from gpt.gpt import Block
 from tools.steps import ROOT
 
@@ -36,51 +37,38 @@ def source(form):
     return sources[FORMS.index(form)]
 
 
-class Recorder:
-    """Counts the all-reduces of a step, and those that begin before its last block's pause ends."""
-
-    def __init__(self):
-        self.all_reduce = dist.all_reduce
-        dist.all_reduce = self.count_all_reduce
-        self.clear()
-
-    def clear(self):
-        self.all_reduces = self.early = 0
-
-    def pause(self, block, gradients):
-        """Stands in for the computation of a block's gradients, as a hook that comes before it."""
-        time.sleep(PAUSE_S)
-        self.early = self.all_reduces
-
-    def count_all_reduce(self, *args, **options):
-        self.all_reduces += 1
-        return self.all_reduce(*args, **options)
-
-
 def measure(form, blocks, steps):
-    """Returns the seconds of each step in one form, and what the recorder counted in the last."""
+    """Returns the seconds of each step in one form, and of the last the number of all-reduces:
+
+    of all, and of those that begin before its last block's pause ends.
+    """
     namespace = {"nn": nn, "dist": dist, "torch": torch, "__name__": form}
     exec(compile(source(form), form, "exec"), namespace)
-    recorder = Recorder()
     namespace["BUCKET_SIZE"] = sum(p.numel() for p in Block(CONFIG).parameters())
     model = nn.Sequential(*[Block(CONFIG) for _ in range(blocks)])
+    seconds, counts = [], []
+
+    def pause(block, gradients):
+        """Stands in for the computation of a block's gradients, as a hook that comes before it."""
+        time.sleep(PAUSE_S)
+        counts.append(all_reduce.call_count)
+
     for block in model:
-        block.register_full_backward_pre_hook(recorder.pause)
+        block.register_full_backward_pre_hook(pause)
     model = namespace["DistributedDataParallel"](model)
-    seconds = []
-    for _ in range(1 + steps):  # the first connects the ranks
-        # Without a gradient of its own, the first block's hook would warn.
-        inputs = torch.randn(1, CONTEXT, CONFIG.n_embd, requires_grad=True)
-        loss = model(inputs).square().mean()
-        model.zero_grad()
-        dist.barrier()
-        recorder.clear()
-        start = time.perf_counter()
-        loss.backward()
-        model.average_gradients()
-        seconds.append(time.perf_counter() - start)
-    dist.all_reduce = recorder.all_reduce
-    return seconds[1:], recorder
+    with mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as all_reduce:
+        for _ in range(1 + steps):  # the first connects the ranks
+            # Without a gradient of its own, the first block's hook would warn.
+            inputs = torch.randn(1, CONTEXT, CONFIG.n_embd, requires_grad=True)
+            loss = model(inputs).square().mean()
+            model.zero_grad()
+            dist.barrier()
+            all_reduce.reset_mock()
+            start = time.perf_counter()
+            loss.backward()
+            model.average_gradients()
+            seconds.append(time.perf_counter() - start)
+    return seconds[1:], all_reduce.call_count, counts[-1]
 
 
 def main():
@@ -90,19 +78,15 @@ def main():
     args = parser.parse_args()
     if min(args.blocks, args.steps) < 1:
         parser.error("--blocks and --steps must be 1 or more")
-    if "LOCAL_RANK" not in os.environ:
-        parser.error("start this script with torchrun, as its first lines show")
-    dist.init_process_group("gloo")
-    for form in FORMS:
-        seconds, recorder = measure(form, args.blocks, args.steps)
-        if dist.get_rank() == 0:
-            spread = f"{1e3 * min(seconds):.0f} to {1e3 * max(seconds):.0f}"
-            print(
-                f"{form}: {1e3 * statistics.median(seconds):.0f} ms ({spread}); of"
-                f" {recorder.all_reduces} all-reduces, {recorder.early} begin in backward()"
-            )
-    time.sleep(0.1)  # as in multinode.py
-    dist.destroy_process_group()
+    with process_group(parser):
+        for form in FORMS:
+            seconds, count, early = measure(form, args.blocks, args.steps)
+            if dist.get_rank() == 0:
+                spread = f"{1e3 * min(seconds):.0f} to {1e3 * max(seconds):.0f}"
+                print(
+                    f"{form}: {1e3 * statistics.median(seconds):.0f} ms ({spread}); of"
+                    f" {count} all-reduces, {early} begin in backward()"
+                )
 
 
 if __name__ == "__main__":

@@ -288,8 +288,11 @@ def write(pair, found):
         for first, other in [choice for choice in CHOICES if " + ".join(choice) in known]:
             files = table.setdefault(known[f"{first} + {other}"], {})
             files[first] = f"{files.get(first, '')} {other}".strip()
-        text = json.dumps(table, indent=1)
-        PAIRS.with_suffix(".tmp").write_text(f"{text}\n")
+        rows = []
+        for verdict, files in table.items():
+            indent = 1 if len(files) > 3 else None  # a line, if it is short
+            rows.append(f"{json.dumps(verdict)}: {json.dumps(files, indent=indent)}")
+        PAIRS.with_suffix(".tmp").write_text("{\n" + ",\n".join(rows) + "\n}\n")
         PAIRS.with_suffix(".tmp").replace(PAIRS)
 
 

@@ -252,6 +252,28 @@ def test_picture_of_a_step_moves(site):
         assert page.evaluate(PLAY, [0, 5500]) == [end, end]
 
 
+def test_picture_of_a_step_is_as_recorded():
+    """Its samples, gradients and weights: those of the first step of epoch 1 of multigpu.py."""
+    picture = ElementTree.parse(ROOT / "docs" / "assets" / "one_step.svg").getroot()
+    text = "\n".join(picture.itertext()).replace("\N{MINUS SIGN}", "-")
+    found = re.findall(r"^-?[\d.]+$", text, re.MULTILINE)
+    recordings = json.loads((ROOT / "docs" / "assets" / "recordings.json").read_text())
+    expected = []
+    for events in recordings["multigpu.py"]["attempts"][0]:
+        steps = []
+        for _, _, changed, *_ in events:
+            if "step" in changed:
+                steps.append({})
+            if steps:
+                steps[-1] |= changed
+        _, before, step, next_step = steps
+        expected += [f"{float(step[name]):.3f}" for name in ("own gradient", "gradient")]
+        expected += [expected[-2]]  # in its rank's half, and as a copy that moves
+        expected += [f"{float(values['weight']):.4f}" for values in (before, step)]
+        expected += f"{step['samples']} {step['samples']} {next_step['samples']}".split()
+    assert Counter(found) == Counter(expected)
+
+
 # Returns the lines that one sees of a comparison, each with its sign.
 SHOWN = """(lines) => lines.map(
   (line) => ({ INS: "+", DEL: "-", SPAN: " " })[line.tagName] + line.textContent.trimEnd()

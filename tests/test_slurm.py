@@ -495,11 +495,8 @@ def test_submit_and_time_limit(cluster, shell):
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("pocket-cluster -n 0", "argument -n/--nodes: must be 1 or more, not 0"),
-        (
-            "pocket-cluster -b 1",
-            "argument -b/--bandwidth: must be like 100mbit (kbit, mbit or gbit)",
-        ),
+        ("pocket-cluster -n 0", "--nodes and --gpus must be 1 or more"),
+        ("pocket-cluster -b 1", "--bandwidth must be like 100mbit (kbit, mbit or gbit)"),
         ("pocket-cluster no-such-command", "there is no command no-such-command"),
         ("submit.py --nodes 0 multinode.py", "argument --nodes: must be 1 or more, not 0"),
         ("submit.py --cluster local nosuch.py", "there is no nosuch.py here"),

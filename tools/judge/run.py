@@ -43,20 +43,13 @@ class Run:
 
     def wait(self, jobs):
         """Returns the jobs' exit statuses; of a run that hangs, none, and `hangs` says where."""
-        silence = TimeLimit(SILENCE_S)
-        whole = TimeLimit(10 * SILENCE_S)
-        size = None
+        silence, whole = TimeLimit(SILENCE_S), TimeLimit(10 * SILENCE_S)
         while None in (statuses := [job.status() for job in jobs]):
-            before = size
             written = [*self.folder.glob("*.jsonl"), *(job.log for job in jobs)]
-            size = sum(path.stat().st_size for path in written)
-            if size != before:
-                silence.restart()
-            if silence.passed() or whole.passed():
-                self.hangs = f"It hangs: for {silence.seconds_passed():.0f} seconds, nothing has"
-                self.hangs += " happened."
+            if silence.passed(written) or whole.passed():
+                seconds, import_s = silence.seconds_passed(), silence.import_s
+                self.hangs = f"It hangs: for {seconds:.0f} seconds, nothing has happened."
                 if silence.limit > SILENCE_S:
-                    import_s = silence.import_s
                     self.hangs += f" (This machine is busy: torch took {import_s:.0f} s to load.)"
                 self.hangs += self.places()
                 return []

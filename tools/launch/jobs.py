@@ -48,16 +48,20 @@ class TimeLimit:
         self.seconds = seconds or TIMEOUT_S
         self.limit = self.seconds
         self.import_s = 0.0
-        self.restart()
-
-    def restart(self):
         self.start = time.monotonic()
+        self.size = 0
 
     def seconds_passed(self):
         return time.monotonic() - self.start
 
-    def passed(self):
-        """Returns whether the time is over; near the limit, looks how busy the machine is."""
+    def passed(self, files=()):
+        """Returns whether the time is over; near the limit, looks how busy the machine is.
+
+        It begins anew whenever one of `files` has grown.
+        """
+        size = sum(path.stat().st_size for path in files)
+        if size != self.size:
+            self.start, self.size = time.monotonic(), size
         if self.seconds_passed() < self.limit:
             return False
         self.import_s = time_of_import()
@@ -194,6 +198,20 @@ class Job:
         self.process.wait(TIMEOUT_S)
 
 
+def torchrun_variables(rank, folders):
+    """Returns what torchrun tells a rank; each has the folder of its node."""
+    local_rank = folders[:rank].count(folders[rank])
+    world = {
+        "RANK": rank,
+        "WORLD_SIZE": len(folders),
+        "LOCAL_RANK": local_rank,
+        "LOCAL_WORLD_SIZE": folders.count(folders[rank]),
+        "GROUP_WORLD_SIZE": len(set(folders)),
+        "GROUP_RANK": len(set(folders[:rank])) - (local_rank > 0),
+    }
+    return {name: str(value) for name, value in world.items()}
+
+
 class Ranks(Job):
     """A process for each of `folders`, with what torchrun would tell it; all print into one log.
 
@@ -218,28 +236,13 @@ class Ranks(Job):
         master = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
         self.ranks = []
         for rank, folder in enumerate(folders):
-            local_rank = folders[:rank].count(folder)
-            world = {
-                "RANK": str(rank),
-                "WORLD_SIZE": str(len(folders)),
-                "LOCAL_RANK": str(local_rank),
-                "LOCAL_WORLD_SIZE": str(folders.count(folder)),
-                "GROUP_WORLD_SIZE": str(len(set(folders))),
-                "GROUP_RANK": str(len(set(folders[:rank])) - (local_rank > 0)),
-            }
             folder.mkdir(exist_ok=True)
+            world = torchrun_variables(rank, folders)
             if Path(script).name == "singlegpu.py":
                 world = {}  # it is started with python
             env = environment() | master | world | variables
-            args = (
-                str(ROOT / script),
-                arguments,
-                env,
-                folder,
-                self.log,
-                folder in full_disk_folders,
-                listener if rank == 0 else None,
-            )
+            more = (folder in full_disk_folders, listener if rank == 0 else None)
+            args = (str(ROOT / script), arguments, env, folder, self.log, *more)
             self.ranks.append(self.fork_context.Process(target=forked.run, args=args))
             self.ranks[-1].start()
         listener.close()

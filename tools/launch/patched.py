@@ -6,15 +6,19 @@ from pathlib import Path
 from tools.steps import ROOT
 
 
-def before(owner, name):
-    """Decorates what `owner.name` is to call first, with its own arguments."""
+def before(owner, name, at_end=False):
+    """Decorates what `owner.name` is to call first, or at its end, with its own arguments."""
 
     def decorate(function):
         original = getattr(owner, name)
 
         def call_both(*args, **options):
-            function(*args, **options)
-            return original(*args, **options)
+            if not at_end:
+                function(*args, **options)
+            result = original(*args, **options)
+            if at_end:
+                function(*args, **options)
+            return result
 
         setattr(owner, name, call_both)
 
@@ -23,18 +27,7 @@ def before(owner, name):
 
 def after(owner, name):
     """Decorates what `owner.name` is to call at its end, with its own arguments."""
-
-    def decorate(function):
-        original = getattr(owner, name)
-
-        def call_both(*args, **options):
-            result = original(*args, **options)
-            function(*args, **options)
-            return result
-
-        setattr(owner, name, call_both)
-
-    return decorate
+    return before(owner, name, at_end=True)
 
 
 def patch(folder, script, setup="", name=""):

@@ -38,13 +38,17 @@ def lines_outside(pattern, text):
     yield from enumerate(rest.splitlines(), 1)
 
 
+def typed_diffs(name, text):
+    lines = lines_outside(FILLED, text)
+    typed = [number for number, line in lines if line.startswith("```diff")]
+    return [f"{name}:{number}: a diff typed by hand: let cog fill it" for number in typed]
+
+
 def parse(name, text):
-    """Returns a page's blocks, the words of prose of each section, and where diffs are typed.
+    """Returns a page's blocks, and the words of prose of each section.
 
     Words that unfold, between <details> and </details>, are those of the section "folded".
     """
-    outside = lines_outside(FILLED, text)
-    typed = [f"{name}:{number}" for number, line in outside if line.startswith("```diff")]
     blocks, prose = [], Counter()
     section, folded = 0, False
     for number, line in lines_outside(CODE, text):
@@ -56,7 +60,7 @@ def parse(name, text):
             prose["folded" if folded else section] += len(NO_WORDS.sub("", line).split())
         if found := FENCE.fullmatch(line):
             blocks.append(Block(f"{name}:{number}", found.groups(), section))
-    return blocks, prose, typed
+    return blocks, prose
 
 
 def minutes(words):
@@ -73,31 +77,20 @@ def reading_time(text):
 def check_blocks(blocks):
     """Returns what is wrong with blocks: twice, or missing. (cog fails on one that is unknown.)"""
     problems, first = [], {}
-    for found in blocks:
-        file, name = found.unit
-        if found.unit in first:
-            problems.append(
-                f"{found.where}: {name} of {file} stands at {first[found.unit]} already"
-            )
-        first.setdefault(found.unit, found.where)
-    for step in DOCUMENTED:
-        for name in changed_units(step):
-            if (step.file, name) not in first:
-                problems.append(
-                    f'{step.file}: {name} is on no page: fence("{step.file}", "{name}")'
-                )
-    return problems
-
-
-def hand_typed(typed):
-    return [f"{where}: a diff typed by hand: let cog fill it" for where in typed]
+    for where, (file, name), _ in blocks:
+        if (file, name) in first:
+            problems.append(f"{where}: {name} of {file} stands at {first[file, name]} already")
+        first.setdefault((file, name), where)
+    units = [(step.file, name) for step in DOCUMENTED for name in changed_units(step)]
+    missing = [unit for unit in units if unit not in first]
+    return problems + [f'{f}: {name} is on no page: fence("{f}", "{name}")' for f, name in missing]
 
 
 def check_page(page):
     """Returns the blocks of a page, its words by section, and what is wrong with them."""
     name = page.relative_to(ROOT)
-    blocks, prose, typed = parse(name, page.read_text())
-    problems = hand_typed(typed)
+    blocks, prose = parse(name, page.read_text())
+    problems = typed_diffs(name, page.read_text())
     sections = Counter(found.section for found in blocks)
     for found in blocks:
         if prose[found.section] < MIN_WORDS * sections[found.section]:
@@ -117,7 +110,7 @@ def check(docs):
         problems += wrong
     problems += check_blocks(blocks)
     readme = docs.parent / "README.md"
-    problems += hand_typed(parse(readme.name, readme.read_text())[2])
+    problems += typed_diffs(readme.name, readme.read_text())
     pages = [prose[f"{Path(stage).stem}.md"] for stage in STAGES]
     stages = minutes(sum(words.total() - words["folded"] for words in pages))
     if stages > MAX_STAGE_MINUTES:

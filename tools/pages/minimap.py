@@ -26,30 +26,21 @@ def read(file):
     return (ROOT / file).read_text().splitlines()
 
 
-def changes(old, new):
-    """Returns the indices of the lines that are new, and before which old ones were removed."""
-    added, removed = set(), []
-    opcodes = difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
-    for tag, old_start, old_end, start, end in opcodes:
-        if tag != "equal":
-            added |= set(range(start, end))
-            removed += [start] if old_start < old_end else []
-    return added, removed
-
-
 def draw(step, pitch):
     """Returns the lines of a column's SVG; `pitch` is the height of a line of code in pixels."""
     lines = read(step.file)
-    added, removed = changes(read(step.base), lines) if step.base else ((), ())
+    old = read(step.base) if step.base else lines
+    opcodes = difflib.SequenceMatcher(None, old, lines, autojunk=False).get_opcodes()
     paths = defaultdict(str)  # by their class
-    for number, line in enumerate(lines):
-        code = line.strip()
-        if code:
-            look = ' class="added"' if number in added else ""
-            indent = len(line) - len(line.lstrip())
-            paths[look] += f"M{LEFT + indent} {round(TOP + pitch * number, 1):g}h{len(code)}"
-    for number in removed:
-        paths[' class="removed"'] += f"M0 {round(TOP + pitch * number, 1):g}h4"
+    for tag, _, _, start, end in opcodes:
+        look = "" if tag == "equal" else ' class="added"'
+        for number, line in enumerate(lines[start:end], start):
+            if code := line.strip():
+                x = LEFT + len(line) - len(line.lstrip())
+                paths[look] += f"M{x} {round(TOP + pitch * number, 1):g}h{len(code)}"
+    for tag, _, _, start, _ in opcodes:
+        if tag in ("delete", "replace"):
+            paths[' class="removed"'] += f"M0 {round(TOP + pitch * start, 1):g}h4"
     count = changed_lines(step.base, step.file) if step.base else len(lines)
     size = f"{count} changed lines" if step.base else f"{count} lines"
     name = Path(step.file).stem

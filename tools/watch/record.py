@@ -76,21 +76,13 @@ def record(command, script, folder, **more):
 def watch(job, events):
     """Waits until a run ends, hangs or has written all that is recorded; returns which."""
     silence, wait = TimeLimit(SILENCE_S), TimeLimit(MAX_WAIT_S)
-    written, printed = 0, 0
     while job.status() is None:
         time.sleep(0.05)
         files = [*events.glob("*.jsonl")]
-        before = written, printed
-        written = sum(path.stat().st_size for path in files)
-        printed = job.log.stat().st_size
-        if written != before[0]:
-            wait.restart()
-        if (written, printed) != before:
-            silence.restart()
         if files and all(path.with_suffix(".full").exists() for path in ranks_of(files)):
             return "limit"
-        if silence.passed():
+        if silence.passed([*files, job.log]):
             return "hangs"
-        if wait.passed():
+        if wait.passed(files):
             return "waits"
     return "fails" if job.status() else ""
