@@ -107,6 +107,7 @@ def test_rendezvous_fails(cluster, shell):
 
 
 @needs_slurm
+@pytest.mark.nightly
 @pytest.mark.long
 def test_endpoint_by_a_second_address(cluster, shell):
     """No torchrun finds it among its own names; all may host the store, and one is connected to."""
@@ -128,6 +129,7 @@ def test_endpoint_by_a_second_address(cluster, shell):
 
 
 @needs_slurm
+@pytest.mark.nightly
 @pytest.mark.long
 def test_every_node_calls_itself_loopback(cluster, shell):
     """They cannot find each other, until the interface is named."""

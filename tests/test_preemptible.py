@@ -14,6 +14,7 @@ from helpers import (
     SIGNAL,
     assert_trained,
     documented_error,
+    first,
     logged_losses,
     patch,
     pause,
@@ -72,6 +73,7 @@ def trained(folder):
     return [numbers[line] for line in lines]
 
 
+@pytest.mark.long
 def test_sighup_with_data_workers(shell):
     """torchrun signals whole process groups. The rest of the epoch is for one rank.
 
@@ -211,7 +213,8 @@ def sharing(shell, num_nodes, script, arguments, **variables):
     return shell.ranks_on(folders, command, **variables), snapshot
 
 
-@pytest.mark.parametrize("num_nodes", [2, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("num_nodes", first(1, [2, 3]))
 def test_survivors_save_five_times(shell, num_nodes, kills=5):
     """With dropout, the run that was left alone. The loss of an epoch with a kill is an estimate.
 

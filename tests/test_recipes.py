@@ -211,6 +211,7 @@ script.ToyModel = Deep
 """
 
 
+@pytest.mark.long
 def test_sharded_takes_less_memory(shell):
     """Measured by the system, as the peak of rank 1 beyond its start, without saving.
 

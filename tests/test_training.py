@@ -29,6 +29,7 @@ def wait(self, inputs, targets):
 """
 
 
+@pytest.mark.long
 def test_killed_worker_is_restarted(shell):
     script = patch(shell.folder, "multigpu_torchrun.py", WAIT_TO_BE_KILLED)
     job = shell.start(

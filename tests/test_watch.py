@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import NIGHTLY, SCRIPTS, SHORT_VAL, VAL_CHUNKS, load_state, patch, resize, run
+from helpers import SCRIPTS, SHORT_VAL, VAL_CHUNKS, first, load_state, patch, resize, run
 from test_docs import browser_of, needs_browser, site  # noqa: F401  a fixture
 
 from tools.launch.jobs import free_port
@@ -22,7 +22,6 @@ from tools.watch.series import RUNS, record_file
 SAVES = "        if not self.is_main:\n            return\n        snapshot = {"
 BATCH = "            self._run_batch(inputs, targets)\n"
 RANK_1 = f"{BATCH}            if dist.get_rank() == 1:\n                "
-SET_EPOCH = "        self.train_loader.sampler.set_epoch(epoch)\n"
 
 
 def toy(folder, file, *changes):
@@ -75,11 +74,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(
-    "file, ranks, options",
-    [
-        ("recipes/fsdp.py", 2, ""),
-        *[pytest.param(*values, marks=NIGHTLY) for values in STAGES + OTHERS],
-    ],
+    "file, ranks, options", first(1, [("recipes/fsdp.py", 2, ""), *STAGES, *OTHERS])
 )
 def test_recording_changes_nothing(shell, file, ranks, options):
     """The weights are the same, bit for bit, and so is the order of the collectives."""
@@ -101,23 +96,6 @@ def test_recording_changes_nothing(shell, file, ranks, options):
         operations[rank] = [event[4] for event in events if event[4]]
     logs = {path.name[0]: json.loads(path.read_text()) for path in folders[0].glob("*.log.json")}
     assert operations == logs and len(logs) == ranks
-
-
-def test_collectives(shell):
-    """Those of multinode.py, by name, on both ranks."""
-    command = f"torchrun --standalone --nproc_per_node=2 {toy(shell.folder, 'multinode.py')} 1 1"
-    recording, _ = record(f"{command} --batch_size 4", shell.folder / "multinode.py", shell.folder)
-    for events in recording["attempts"][0]:
-        assert [event[1] for event in events if event[1]] == [
-            "init_process_group",
-            "all_gather_object",
-            "DDP: compare the shapes of the weights",
-            "DDP: broadcast the weights",
-            "DDP: all-reduce 165 gradients",
-            "DDP: agree on buckets",
-            "DDP: all-reduce 165 gradients",
-            "all_reduce",
-        ]
 
 
 def watch(folder, script):
@@ -171,104 +149,71 @@ def test_hang(tmp_path, change, rank_0, rank_1):
     assert said == f"{waits}They do not match: each waits for a call that the other never makes."
 
 
-@pytest.mark.long
-def test_forgotten_set_epoch(tmp_path):
-    """The ranks take the same samples in both epochs."""
-    script = toy(tmp_path, "multinode.py", (SET_EPOCH, ""))
-    assert watch(tmp_path, script).startswith("The run has ended.")
-    page = (tmp_path / "page.html").read_text()
-    samples = re.findall(r'"samples": "([\d ]+)"', page)
-    assert len(samples) == 8 and samples[:2] == samples[2:4] and samples[4:6] == samples[6:]
-
-
-# A reader's: all at its top, a model and a loop of its own, which evaluates in between.
-OWN = """import torch
+# A reader's: a model and a loop of its own, which evaluates in between.
+IMPORTS = """import os, threading, torch
 import torch.distributed as dist
-dist.init_process_group("gloo")
+import torch.multiprocessing as mp
+"""
+OWN = """dist.init_process_group("gloo")
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1))
 optimizer = torch.optim.AdamW(model.parameters())
-for step in range({steps}):
+for step in range(STEPS):
     loss = model(torch.randn(4, 3)).square().mean()
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
     with torch.no_grad():
         model(torch.randn(4, 3))
-{end}
+END
 """
+COMPILED = OWN.replace("torch.nn.Linear(3, 1))", "torch.nn.Linear(3, 1)))").replace(
+    "torch.nn.parallel", 'torch.compile(backend="eager")(torch.nn.parallel'
+)
+IN_FUNCTION = f"""def train(rank=os.environ.get("RANK")):
+    os.environ["RANK"] = str(rank)
+{textwrap.indent(COMPILED, "    ")}
+"""
+IN_THREAD = "thread = threading.Thread(target=train)\nthread.start()\nthread.join()"
+IN_PROCESSES = """if __name__ == "__main__":
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT="PORT", WORLD_SIZE="2")
+    context = mp.get_context("spawn")
+    for rank in (0, 1):
+        context.Process(target=train, args=(rank,)).start()
+"""
+END = "dist.destroy_process_group()"
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "steps, end, printed",
-    [
-        (3, "dist.destroy_process_group()", "The run has ended. "),
-        (10**6, "", "The first 20 steps, or 2,000 lines. "),
-        (3, "1 / 0", "ZeroDivisionError: division by zero"),
-    ],
+    "source, steps, end, printed",
+    first(
+        2,
+        [
+            (OWN, 10**6, "", "The first 20 steps, or 2,000 lines. "),
+            (IN_FUNCTION + IN_PROCESSES, 3, END, "The run has ended. "),
+            (IN_FUNCTION + IN_THREAD, 3, END, "The run has ended. "),
+            (OWN, 3, "1 / 0", "ZeroDivisionError: division by zero"),
+        ],
+    ),
+    ids=["goes on", "in processes", "in a thread", "fails"],
 )
-def test_script_of_ones_own(tmp_path, steps, end, printed):
+def test_script_of_ones_own(tmp_path, source, steps, end, printed):
+    """Both ranks are recorded, and what has started them is not. DDP may be compiled."""
+    source = IMPORTS + source.replace("STEPS", str(steps)).replace("END", end)
     script = tmp_path / "own.py"
-    script.write_text(OWN.format(steps=steps, end=end))
+    script.write_text(source.replace("PORT", str(free_port())))
     assert printed in watch(tmp_path, script)
-    page = (tmp_path / "page.html").read_text()
-    recording = json.loads(re.search('json">(.*?)</script>', page)[1])["files"]["own.py"]
-    for events in recording["attempts"][0]:
-        collectives = [name for _, name, _ in events if name]
-        assert collectives.count("DDP: agree on buckets") == 1
-        assert collectives.count("DDP: all-reduce 4 gradients") == min(steps, 20)
-        assert {line for line, *_ in events} >= {3, *range(6, 13)} and events[0][0] == 3
-
-
-IN_THREAD = """
-thread = threading.Thread(target=train)
-thread.start()
-thread.join()
-"""
-IN_PROCESSES = """
-def main():
-    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT="{port}", WORLD_SIZE="2")
-    {start}
-
-if __name__ == "__main__":
-    main()
-"""
-START_PROCESSES = 'mp.start_processes(train, nprocs=2, start_method="spawn")'
-CONTEXT = """context = mp.get_context("spawn")
-    ranks = [context.Process(target=train, args=(rank,)) for rank in (0, 1)]
-    for rank in ranks:
-        rank.start()"""
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "start",
-    [
-        IN_THREAD,
-        IN_PROCESSES.replace("{start}", START_PROCESSES),
-        IN_PROCESSES.replace("{start}", CONTEXT),
-    ],
-    ids=["in a thread", "start_processes", "get_context"],
-)
-def test_ways_to_start(tmp_path, start):
-    """Both ranks are recorded, and what has started them is not. DDP is compiled."""
-    body = OWN.format(steps=3, end="dist.destroy_process_group()")
-    body = body.replace("torch.nn.parallel", 'torch.compile(backend="eager")(torch.nn.parallel')
-    body = body.replace("torch.nn.Linear(3, 1))", "torch.nn.Linear(3, 1)))")
-    script = tmp_path / "own.py"
-    script.write_text(
-        "import os\nimport threading\nimport torch.multiprocessing as mp\n"
-        "def train(rank=os.environ.get('RANK')):\n    os.environ['RANK'] = str(rank)\n"
-        + textwrap.indent(body, "    ")
-        + start.replace("{port}", str(free_port()))
-    )
-    assert watch(tmp_path, script).startswith("The run has ended.")
     page = (tmp_path / "page.html").read_text()
     recording = json.loads(re.search('json">(.*?)</script>', page)[1])["files"]["own.py"]
     (ranks,) = recording["attempts"]
     assert len(ranks) == 2
+    lines = enumerate(source.splitlines(), 1)
+    trained_lines = {n for n, line in lines if re.search("gloo|loss|optimizer|no_grad", line)}
     for events in ranks:
-        assert [name for _, name, *_ in events].count("DDP: all-reduce 4 gradients") == 3
+        collectives = [name for _, name, *_ in events if name]
+        assert collectives.count("DDP: agree on buckets") == 1
+        assert collectives.count("DDP: all-reduce 4 gradients") == min(steps, 20)
+        assert {line for line, *_ in events} >= trained_lines
 
 
 def test_recording_always_ends(tmp_path, monkeypatch):
@@ -357,7 +302,7 @@ def comparable(event):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("file", RUNS)
+@pytest.mark.parametrize("file", first(8, [*RUNS]))
 def test_recordings_are_as_the_scripts_are(file):
     """The lines, collectives and log of each rank; make them with python -m tools.watch.series."""
     old = json.loads(RECORDINGS.read_text())[file]
