@@ -159,7 +159,6 @@ def test_names_the_fault(tmp_path, monkeypatch, stage, check, edits, message):
 @pytest.mark.parametrize(
     "stage, edits",
     [
-        ("recipes/mixed_precision", ()),
         (TORCHRUN, ('init_process_group("nccl", device_id=device)', "init_process_group()")),
         (TORCHRUN, ACCELERATOR),
     ],
