@@ -86,6 +86,10 @@ def test_pages_are_as_made(site):
     for name in ("README.md", "docs"):
         result = run("diff", "-r", name, site.parent / name)
         assert result.returncode == 0, f"run make docs: {result.stdout}"
+    listed = re.findall(r" (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert {*listed} == {
+        str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")
+    }
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
@@ -146,7 +150,7 @@ def aborted(request):
 
 
 @needs_browser
-@pytest.mark.parametrize("every", [15, pytest.param(1, marks=NIGHTLY)])
+@pytest.mark.parametrize("every", [30, pytest.param(1, marks=NIGHTLY)])
 def test_site_in_a_browser(site, every):
     """Pages at two widths: nothing fails, sticks out, or is hard to read, light or dark."""
     from axe_core_python.sync_playwright import Axe

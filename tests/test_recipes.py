@@ -14,6 +14,7 @@ from helpers import (
     MEASURE_MEMORY,
     assert_trained,
     equal_snapshots,
+    long,
     patch,
     reference_run,
     resize,
@@ -29,6 +30,7 @@ from tools.judge.stages import STAGES as JUDGED
 from tools.launch.snapshots import load, max_abs_diff
 from tools.steps import RECIPES
 
+NAMES = [step.file for step in RECIPES]
 OPTIONS = {
     "recipes/mixed_precision.py": "--dtype float16",
     "recipes/gradient_accumulation.py": "--batch_size 8 --global_batch_size 64",
@@ -47,11 +49,12 @@ torch.amp.GradScaler = functools.partial(torch.amp.GradScaler, init_scale=2.0**4
 }
 
 
+QUICK = ["recipes/mixed_precision.py", "recipes/fsdp.py", "recipes/monitor.py"]
 # The judge's check `restart` looks at the others.
-RESUMED = [step.file for step in RECIPES if step.file.removesuffix(".py") not in JUDGED]
+LONGER = [name for name in NAMES if name not in QUICK and name.removesuffix(".py") not in JUDGED]
 
 
-@pytest.mark.parametrize("name", ["recipes/mixed_precision.py", *RESUMED])
+@pytest.mark.parametrize("name", [*QUICK, *long(*LONGER)])
 def test_killed_is_uninterrupted(shell, name):
     """Two ranks, killed in mid-epoch and started again, end with the snapshot of two left alone.
 

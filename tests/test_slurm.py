@@ -324,37 +324,6 @@ def test_time_to_save(name, monkeypatch):
     assert default < LaunchConfig(1, 1, 1).shutdown_timeout < int(before_limit)
 
 
-@pytest.mark.nightly
-@pytest.mark.long
-def test_submitted_code(cluster, shell):
-    """docs/first_job.md: the code of a commit, though edited before a start and a requeue."""
-    patch(shell.folder, "preemptible.py", PAUSE)
-    copy, submit = snippet("first_job.md", "git archive", "sh").split("\n", 1)
-    options = "--parsable --hold --nodes=1 --gpus-per-node=2"
-    submit = re.sub(r"^sbatch .*(?= slurm/)", f"sbatch {options}", submit).replace(" 50 10", " 4 2")
-    edit = "echo 'raise SystemExit(\"edited\")' > preemptible.py"
-    job = cluster(
-        f"""
-        git init --quiet && git add --force preemptible.py
-        git -c user.name=a -c user.email=a@b commit --quiet --message=submitted
-        {copy}
-        job=$({submit})
-        {edit}
-        scontrol release $job
-        until grep -qs "^2 [1-9]" trained.log; do
-          if left=$(squeue -h) && [ -z "$left" ]; then exit 1; fi
-          sleep 0.1
-        done
-        {edit.replace(">", ">>")}
-        {TIME_LIMIT}
-        """,
-        "-n 1",
-    )
-    assert job.wait() == 0, job.output
-    assert log(shell.folder, "preemptible").count("epochs done") == 2
-    assert_trained(shell.folder / "first_code.pt", 4, 64)
-
-
 def requeue(folder, *arguments, day=1):
     """Runs slurm/requeue.sh for a job's life of that day, the first of which has number 1."""
     scontrol = folder / "bin" / "scontrol"
