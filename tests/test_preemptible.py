@@ -73,7 +73,6 @@ def trained(folder):
     return [numbers[line] for line in lines]
 
 
-@pytest.mark.long
 def test_sighup_with_data_workers(shell):
     """torchrun signals whole process groups. The rest of the epoch is for one rank.
 
