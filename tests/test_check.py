@@ -169,6 +169,7 @@ def test_accepts_on_gpus(tmp_path, stage, edits):
     judge.check_device()
 
 
+@pytest.mark.long
 def test_forward_passes_without_a_backward_pass(tmp_path):
     again = "        self.loss_fn(self.model(inputs[:2]), targets[:2])\n"
     judge = judge_of(tmp_path, BACKWARD, again + BACKWARD + again)

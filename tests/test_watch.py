@@ -232,6 +232,8 @@ def test_ways_to_start(tmp_path, start):
         assert [name for _, name, *_ in events].count("DDP: all-reduce 4 gradients") == 3
 
 
+@pytest.mark.nightly
+@pytest.mark.long
 def test_recording_always_ends(tmp_path, monkeypatch):
     """Also if something else prints for ever."""
     monkeypatch.setattr("tools.watch.record.MAX_WAIT_S", 2)
