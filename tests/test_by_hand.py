@@ -124,14 +124,19 @@ def test_shards(shell, library, runs, model, dtype, optimizer):
     assert max_abs_diff(found, expected) < (1e-12 if dtype == "float64" else 1e-6)
 
 
-# Each rank prints how far its memory has grown, since before the model is built: before the first
-# step, between the backward pass and the optimizer's step, and after it.
+# Each rank prints how far its memory has grown, since before the model is built: in each layer's
+# forward pass, before the first step, between the backward pass and the optimizer's step, after it.
 WIDTH, LAYERS = 1536, 8
 MEASURE_HELD = f"""{MEASURE_MEMORY}
+class Layer(nn.Linear):
+    def forward(self, inputs):
+        print("forward", memory("RssAnon:") - script.start)
+        return super().forward(inputs)
+
 class Model(nn.Sequential):
     def __init__(self):
         script.start = memory("RssAnon:")
-        super().__init__(*[nn.Linear({WIDTH}, {WIDTH}, bias=False) for _ in range({LAYERS})])
+        super().__init__(*[Layer({WIDTH}, {WIDTH}, bias=False) for _ in range({LAYERS})])
 
 class AdamW(torch.optim.AdamW):
     def step(self):
@@ -162,7 +167,8 @@ torch.optim.SGD = lambda parameters, **options: AdamW(parameters)
 def test_memory(shell, script, parts):
     """Of weights, gradients and AdamW's state, a rank of four holds all or a quarter.
 
-    The median of the ranks: at times, some of them hold a message more.
+    The median of the ranks: at times, some of them hold a message more. While a layer of fsdp.py
+    computes, a rank has the whole of it as well.
     """
     path = patch(shell.folder, script, MEASURE_HELD)
     output = shell.ranks(f"{path} 1 1 --batch_size 1", 4).succeeds()
@@ -171,7 +177,12 @@ def test_memory(shell, script, parts):
     growths = [(built, before - built, after - before) for built, before, after in found]
     print(growths)
     medians = [statistics.median_low(sizes) for sizes in zip(*growths, strict=True)]
-    assert medians == pytest.approx([part * LAYERS * 4 * WIDTH**2 for part in parts], rel=0.15)
+    layer = 4 * WIDTH**2
+    assert medians == pytest.approx([part * LAYERS * layer for part in parts], rel=0.15)
+    if script == FSDP_BY_HAND:
+        forward = [int(size) for size in re.findall(r"forward (\d+)", output)]
+        print(forward)
+        assert forward == pytest.approx([LAYERS * layer / 4 + layer] * 4 * LAYERS, rel=0.1)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,10 @@ def test_latency_limits_fsdp_over_all_gpus():
     assert fsdp == pytest.approx(0.38, abs=0.005)
     without_latency = scaling.H100._replace(nvlink_latency=0.0, network_latency=0.0)
     assert scaling.efficiency(without_latency, 2048, 8e9, 4e6, hsdp=False) > 0.97
+    simple = scaling.H100._replace(nvlink_latency=3.4e-6, network_latency=14e-6, tree_latency=14e-6)
+    hsdp, fsdp = (scaling.efficiency(simple, 2048, 8e9, 4e6, hsdp) for hsdp in (True, False))
+    assert hsdp == pytest.approx(0.93, abs=0.005)
+    assert fsdp == pytest.approx(0.20, abs=0.005)
 
 
 @pytest.mark.nightly

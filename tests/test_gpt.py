@@ -32,7 +32,7 @@ from tools.launch.snapshots import load, load_gpt, max_abs_diff, write_text
 from tools.steps import ROOT
 
 # Of the others, tools/chain/every_kill.py and the judge prove the ways to stop and resume.
-WITH_SNAPSHOTS_OF_THEIR_OWN = ["gpt/gpt.py", *long("gpt/local_sgd.py")]
+WITH_SNAPSHOTS_OF_THEIR_OWN = ["gpt/gpt.py", *long("gpt/local_sgd.py", "gpt/dcp.py")]
 TINY = "--n_layer 1 --n_head 2 --n_embd 16 --context 8"
 OPTIONS = {
     "gpt/slow_network.py": "--compress",

@@ -7,11 +7,12 @@ import sys
 
 import pytest
 import torch
-from helpers import fences, needs_slurm, patch, run, snippet
+from helpers import fences, needs_slurm, patch, resize, run, snippet
 from test_slurm import ALL_DONE
 from torch.utils.data import DataLoader
 
 import singlegpu
+from tools.launch.snapshots import load, max_abs_diff
 from tools.steps import ROOT
 
 PAGE = (ROOT / "docs" / "slow_data.md").read_text()
@@ -91,6 +92,20 @@ def test_zipped_are_the_files(tmp_path, monkeypatch, workers):
     loader = DataLoader(dataset, None, num_workers=workers, multiprocessing_context=context)
     read = list(loader)
     assert len(read) == len(files) and dict(read) == files
+
+
+def test_trains_as_before(tmp_path, shell):
+    """Two ranks read each sample once, and get the weights of multinode.py."""
+    pack_samples(tmp_path)
+    script = patch(tmp_path, "multinode.py", resize(SIZE))
+    plain = shell.ranks(f"{script} 1 1 --snapshot_path plain.pt", 2)
+    script = patch(tmp_path, "multinode.py", ZIPPED_SAMPLES, "zipped.py")
+    command = f"{script} 1 1 --snapshot_path zipped.pt"
+    shell.ranks(command, 2, DATA="data.zip", READ="read").succeeds()
+    plain.succeeds()
+    assert_each_sample_once(tmp_path / "read")
+    weights, expected = (load(tmp_path / name)["model"] for name in ("zipped.pt", "plain.pt"))
+    assert max_abs_diff(weights.values(), expected.values()) == 0
 
 
 def test_stream_ends_on_all_ranks(tmp_path, shell):
