@@ -44,6 +44,12 @@ def test_measurements():
     assert "Fitted: computation " in result.stdout and "\n4 x 1, 20 Mbit/s  " in result.stdout
 
 
+def test_slowest_of_two():
+    """The mean of the larger of two normal values is 1 / sqrt(pi) standard deviations higher."""
+    slowdown = scaling.straggling(2, 0.1, trials=100_000)
+    assert slowdown == pytest.approx(1 + 0.1 / math.sqrt(math.pi), abs=0.001)
+
+
 def test_best_interval():
     """In the simulation, longer and shorter intervals lose more."""
     best = scaling.best_interval(save=30, failure_interval=36_000)
