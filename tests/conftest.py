@@ -36,7 +36,6 @@ def cluster(shell):
 FIRST = (
     "test_pages_are_as_made",
     "test_job_files",
-    "test_nodes_come_and_go",
     "test_preemptible[grace-1-faults0]",
 )
 

@@ -98,37 +98,55 @@ DDP = "nn.parallel.DistributedDataParallel"
 WRAPPED_TWICE = (f"{DDP}(model)", f"{DDP}({DDP}(model))")
 
 
+MESSAGES = [
+    (ONE, "starts", (BACKWARD, "        loss.backward(\n"), r"line \d+\n.*loss.backward"),
+    (ONE, "weights", (BACKWARD, BACKWARD + "        self.model.eval()\n"), "in eval mode"),
+    (ONE, "snapshot", (SAVED, OTHER), "state in it is empty"),
+    (
+        ONE,
+        "seed",
+        ("    torch.manual_seed(args.seed)\n", ""),
+        "begin with different weights",
+    ),
+    (
+        TORCHRUN,
+        "weights",
+        (BACKWARD, HALVED),
+        "first update is 0.5 times .* averaged twice",
+    ),
+    (TORCHRUN, "weights", WRAPPED_TWICE, "DDP wraps a model that DDP has wrapped"),
+    (
+        TORCHRUN,
+        "starts",
+        (
+            BACKWARD,
+            f"        if dist.get_rank() == 1:\n            dist.barrier()\n{BACKWARD}",
+        ),
+        r"It hangs: .*\nRank 0 waits in line \d+: loss.back.*\nRank 1 .* line \d+: dist.barr",
+    ),
+    (
+        TORCHRUN,
+        "starts",
+        OTHER_SIZE,
+        "called different collectives(.|\n)*what.*100000 vs 4",
+    ),
+    ("elastic_ddp", "starts", (" or global_batch[:1]", ""), "the last batch has 1 samples"),
+    (
+        TORCHRUN,
+        "device",
+        ("    dist.destroy_process_group()\n", ""),
+        "end without destroy_proc",
+    ),
+    ("preemptible", "signal", (OWN_SESSION, ""), "SIGTERM reaches data workers"),
+    ("preemptible", "signal", (HANDLED, "()"), "SIGTERM has no handler"),
+    ("preemptible", "signal", ALONE, "A rank has stopped, and another fails"),
+    ("gpt/fsdp", "weights", ("        self.model.train()\n", ""), "step 11, .* eval mode"),
+    ("gpt/fsdp", "loss", OWN_VAL_LOSS, "It logs val losses of"),
+]
+
+
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "stage, check, edits, message",
-    [
-        (ONE, "starts", (BACKWARD, "        loss.backward(\n"), r"line \d+\n.*loss.backward"),
-        (ONE, "weights", (BACKWARD, BACKWARD + "        self.model.eval()\n"), "in eval mode"),
-        (ONE, "snapshot", (SAVED, OTHER), "state in it is empty"),
-        (ONE, "seed", ("    torch.manual_seed(args.seed)\n", ""), "begin with different weights"),
-        (TORCHRUN, "weights", (BACKWARD, HALVED), "first update is 0.5 times .* averaged twice"),
-        (TORCHRUN, "weights", WRAPPED_TWICE, "DDP wraps a model that DDP has wrapped"),
-        (
-            TORCHRUN,
-            "starts",
-            (BACKWARD, f"        if dist.get_rank() == 1:\n            dist.barrier()\n{BACKWARD}"),
-            r"It hangs: .*\nRank 0 waits in line \d+: loss.back.*\nRank 1 .* line \d+: dist.barr",
-        ),
-        (TORCHRUN, "starts", OTHER_SIZE, "called different collectives(.|\n)*what.*100000 vs 4"),
-        ("elastic_ddp", "starts", (" or global_batch[:1]", ""), "the last batch has 1 samples"),
-        (
-            TORCHRUN,
-            "device",
-            ("    dist.destroy_process_group()\n", ""),
-            "end without destroy_proc",
-        ),
-        ("preemptible", "signal", (OWN_SESSION, ""), "SIGTERM reaches data workers"),
-        ("preemptible", "signal", (HANDLED, "()"), "SIGTERM has no handler"),
-        ("preemptible", "signal", ALONE, "A rank has stopped, and another fails"),
-        ("gpt/fsdp", "weights", ("        self.model.train()\n", ""), "step 11, .* eval mode"),
-        ("gpt/fsdp", "loss", OWN_VAL_LOSS, "It logs val losses of"),
-    ],
-)
+@pytest.mark.parametrize("stage, check, edits, message", first(4, MESSAGES))
 def test_names_the_fault(tmp_path, monkeypatch, stage, check, edits, message):
     monkeypatch.setattr("tools.launch.jobs.time_of_import", lambda: 0)  # on a quiet machine
     judge = judge_of(tmp_path, *edits, stage=stage)
@@ -141,7 +159,6 @@ def test_names_the_fault(tmp_path, monkeypatch, stage, check, edits, message):
 @pytest.mark.parametrize(
     "stage, edits",
     [
-        ("recipes/mixed_precision", ()),
         (TORCHRUN, ('init_process_group("nccl", device_id=device)', "init_process_group()")),
         (TORCHRUN, ACCELERATOR),
     ],
@@ -152,19 +169,12 @@ def test_accepts_on_gpus(tmp_path, stage, edits):
     judge.check_device()
 
 
+@pytest.mark.long
 def test_forward_passes_without_a_backward_pass(tmp_path):
     again = "        self.loss_fn(self.model(inputs[:2]), targets[:2])\n"
     judge = judge_of(tmp_path, BACKWARD, again + BACKWARD + again)
     judge.check_samples()
     judge.check_weights()
-
-
-@pytest.mark.long
-def test_ddp_is_no_zero(tmp_path):
-    judge = Judge(STAGES["by_hand/zero"], ROOT / "by_hand" / "ddp.py", toy_task, tmp_path)
-    judge.check_weights()
-    with pytest.raises(WrongError, match=r"Of 165 parameters, .* have \[165, 165\]"):
-        judge.check_state()
 
 
 HANGS = "import subprocess; print('hangs', flush=True); subprocess.run(['sleep', '1000'])"
@@ -203,7 +213,7 @@ def test_bad_task(tmp_path, source, message):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("stage", first(6, list(STAGES)))
+@pytest.mark.parametrize("stage", first(2, [*dict.fromkeys(["preemptible", *STAGES])]))
 def test_own_files_pass(tmp_path, stage, capsys):
     assert judge(stage, ROOT / f"{stage}.py", toy_task, tmp_path) == []
     verdict = capsys.readouterr().out.splitlines()[-1]
@@ -216,7 +226,7 @@ def test_every_fault_is_an_edit_of_todays_files():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("fault", first(10, FAULTS), ids=lambda fault: fault.what)  # the page's
+@pytest.mark.parametrize("fault", first(2, FAULTS), ids=lambda fault: fault.what)  # the page's
 def test_a_fault_fails_its_checks_alone(tmp_path, fault):
     file = tmp_path / "faulty.py"
     file.write_text(fault.source())

@@ -125,18 +125,12 @@ def test_pipeline_bubble():
 
 
 def test_published_speeds(monkeypatch, capsys):
-    """H100's utilizations are the medians of some published runs, and the others come near.
-
-    docs/large_clusters.md shows how near; long contexts do not.
-    """
+    """H100's utilizations are those of published runs; docs/large_clusters.md shows others."""
     groups = published.compare()
     utilizations = {False: scaling.H100.utilization, True: scaling.H100.recompute_utilization}
     for recompute, utilization in utilizations.items():
         _, achieved = zip(*groups["8 to 64 GPUs", recompute], strict=True)
         assert round(statistics.median(achieved), 2) == utilization
-        for group in ("8 to 64 GPUs", "128 to 512 GPUs", "torchtitan's"):
-            errors, _ = zip(*groups[group, recompute], strict=True)
-            assert abs(statistics.median(errors)) < 0.105, group
     monkeypatch.setattr(sys, "argv", ["published.py"])
     published.main()
     lines = snippet("large_clusters.md", "torchtitan's", "text").splitlines()

@@ -5,7 +5,7 @@ import re
 import sys
 
 import pytest
-from helpers import NIGHTLY, gpt_config, run
+from helpers import first, gpt_config, run
 
 from gpt.pretrain import GPT
 from tools.launch.jobs import free_port
@@ -32,7 +32,7 @@ def dry_run(command, folder=ROOT):
 
 @pytest.mark.parametrize(
     ("name", "ranks"),
-    [FAST, *(pytest.param(*case, marks=NIGHTLY) for case in CASES if case != FAST)],
+    first(1, [FAST, *(case for case in CASES if case != FAST)]),
 )
 def test_many_ranks(name, ranks):
     """The mesh, and how much of each matrix rank 0 holds."""
@@ -51,6 +51,7 @@ def test_many_ranks(name, ranks):
         assert f"parameters: {total:,}; rank 0 holds {held:,}, {4 * held:,} bytes" in result.stdout
 
 
+@pytest.mark.long
 def test_weight_without_a_gradient(tmp_path):
     """FSDP trains without a word, where DDP would stop in the second step."""
     line = "        self.head_size = config.n_embd // config.n_head\n"
@@ -62,18 +63,7 @@ def test_weight_without_a_gradient(tmp_path):
     assert "without a gradient: blocks.0.unused.weight blocks.0.unused.bias\n" in result.stdout
 
 
-@pytest.mark.long
-def test_another_torch():
-    """Without the private parts that a pipeline needs, all else is tried as before."""
-    code = "from torch.distributed.pipelining import _utils; del _utils._derive_grad_metas\n"
-    code += "import tools.dry_run; tools.dry_run.main()"
-    for name, status in (("multinode.py", 0), ("gpt/pipeline_parallel.py --pp_size 2", 1)):
-        result = run(sys.executable, "-c", code, "8", *name.split())
-        assert result.returncode == status, result.stderr
-    assert "cannot import name '_derive_grad_metas'" in result.stderr
-
-
-MISTAKES = [  # the first two are tried at each push
+MISTAKES = [  # the first is tried at each push
     ("8 nosuch.py", "there is no file nosuch.py"),
     (f"8 gpt/fsdp.py --seed {TOO_LARGE}", r"gpt/fsdp.py fails at `torch.manual_seed\(.*Overflow"),
     (f"8 gpt/slow_network.py --bucket_cap_mb {TOO_LARGE}", ".* at `self.model = .*TypeError"),
@@ -84,10 +74,7 @@ MISTAKES = [  # the first two are tried at each push
 ]
 
 
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [*MISTAKES[:2], *(pytest.param(*case, marks=NIGHTLY) for case in MISTAKES[2:])],
-)
+@pytest.mark.parametrize(("command", "message"), first(1, MISTAKES))
 def test_wrong_arguments(command, message):
     """One line, and no traceback, of what torchrun would show with one, or of wrong sizes."""
     result = dry_run(command)
@@ -98,9 +85,7 @@ def test_wrong_arguments(command, message):
         assert "Traceback" in run(*torchrun.split()).stderr
 
 
-@pytest.mark.parametrize(
-    "name", ["elastic_ddp.py", pytest.param("gpt/async_save.py", marks=NIGHTLY)]
-)
+@pytest.mark.parametrize("name", first(0, ["elastic_ddp.py", "gpt/async_save.py"]))
 def test_snapshots_are_left_alone(tmp_path, monkeypatch, name):
     """Neither read, which would fail, nor written."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

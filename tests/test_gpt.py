@@ -17,7 +17,7 @@ from helpers import (
     SHORT_VAL,
     SIGNAL,
     VAL_CHUNKS,
-    equal_snapshots,
+    assert_equal,
     fences,
     gpt_config,
     logged_losses,
@@ -31,8 +31,8 @@ from torch.nn import functional
 from tools.launch.snapshots import load, load_gpt, max_abs_diff, write_text
 from tools.steps import ROOT
 
-# The others have other gradients, but the same way to stop and resume; see test_gpt_sharded.py.
-WITH_SNAPSHOTS_OF_THEIR_OWN = ["gpt/gpt.py", "gpt/local_sgd.py", *long("gpt/dcp.py", "gpt/fsdp.py")]
+# Of the others, tools/chain/every_kill.py and the judge prove the ways to stop and resume.
+WITH_SNAPSHOTS_OF_THEIR_OWN = ["gpt/gpt.py", *long("gpt/local_sgd.py", "gpt/dcp.py")]
 TINY = "--n_layer 1 --n_head 2 --n_embd 16 --context 8"
 OPTIONS = {
     "gpt/slow_network.py": "--compress",
@@ -85,10 +85,8 @@ def test_killed_and_stopped_is_uninterrupted(shell, name):
     for output in (killed.output, stopped.output, resumed.output):
         found = logged_losses(output)
         assert found == pytest.approx({at: losses[at] for at in found}, rel=1e-6)
-    one, other = (load_gpt(shell.folder / path) for path in ("uninterrupted", "resumed"))
-    assert (one["epochs_run"], one["samples_run"]) == (2, 0)
-    assert one.pop("loss") == pytest.approx(other.pop("loss"), rel=1e-6)
-    assert equal_snapshots(one, other)
+    assert load_gpt(shell.folder / "resumed")["epochs_run"] == 2
+    assert_equal(shell.folder / "uninterrupted", shell.folder / "resumed")
 
 
 @pytest.mark.parametrize("name", ["gpt/gpt.py", "gpt/dcp.py"])

@@ -18,6 +18,7 @@ from helpers import (
     VAL_CHUNKS,
     equal_snapshots,
     fences,
+    first,
     long,
     patch,
 )
@@ -123,8 +124,11 @@ LAYOUTS = {  # ranks and options
 SHAPES = {
     "pipeline_parallel.py": "--n_layer 4",
     "three_d.py": "--n_layer 2",
-    **dict.fromkeys(LLAMA, "--n_layer 2 --n_kv_head 2"),
-    "documents.py": "--n_layer 2 --n_kv_head 2 --end_token 0",
+    "llama.py": "--n_layer 2 --n_kv_head 2",
+    # One matrix in one FSDP group, which the embedding and the head both give a gradient.
+    "documents.py": "--n_layer 2 --n_kv_head 2 --end_token 0 --tie_word_embeddings",
+    "chunked_loss.py": "--n_layer 2 --n_kv_head 2",
+    "llama_tensor_parallel.py": "--n_layer 2 --n_kv_head 2 --tie_word_embeddings",
     "muon.py": "--n_layer 3",  # three matrices of each shape, for fewer ranks and for more
 }
 # What each reference does otherwise; and how the comparison in float32 goes.
@@ -142,11 +146,12 @@ def reference(name):
     return "moe.py" if name in ("moe.py", "expert_parallel.py") else "pretrain.py"
 
 
-QUICK = ["hsdp.py", "tensor_parallel.py", "llama.py"]
-OTHERS = [name for name in LAYOUTS if name not in QUICK]
+QUICK = ["hsdp.py", "tensor_parallel.py"]
+LONGER = ["pipeline_parallel.py", "expert_parallel.py", "llama.py"]
+OTHERS = [name for name in LAYOUTS if name not in QUICK + LONGER]
 
 
-@pytest.mark.parametrize("name", [*QUICK, *long(*OTHERS)])
+@pytest.mark.parametrize("name", [*QUICK, *long(*LONGER), *first(0, OTHERS)])
 def test_split_is_one_rank(shell, name):
     assert_split_is_one_rank(shell, name, LAYOUTS[name])
 
@@ -179,14 +184,6 @@ def assert_split_is_one_rank(shell, name, layouts, change=""):
             assert losses[0] == pytest.approx(losses[1], rel=tolerance)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", LLAMA)
-def test_tied_embeddings(shell, monkeypatch, name):
-    """One matrix in one FSDP group, which the embedding and the head both give a gradient."""
-    monkeypatch.setitem(SHAPES, name, f"{SHAPES[name]} --tie_word_embeddings --rope_theta 500")
-    assert_split_is_one_rank(shell, name, LAYOUTS[name][-1:])
-
-
 def val_loss(output):
     """Returns the last loss on the validation set in the log, of four digits."""
     return float(re.findall(r"val loss (\S+)", output)[-1])
@@ -209,7 +206,7 @@ def print_count(self, inputs, targets):
 COMPILED = ["pretrain.py", "tensor_parallel.py", "context_parallel.py", "llama_tensor_parallel.py"]
 
 
-@pytest.mark.parametrize("name", ["fsdp.py", *long(*COMPILED)])
+@pytest.mark.parametrize("name", first(1, ["fsdp.py", *COMPILED]))
 def test_compiled(shell, name):
     """Two graphs in all: one of all blocks, which are larger than DDP's buckets, and the loss."""
     options = f"{SHAPES.get(name, '')} --compile --n_layer 4 --n_embd 256 --eval_every_steps 1000"
@@ -233,8 +230,6 @@ RESUMED = {
         "4 pipeline_parallel.py --pp_size 4 --micro_batches 4",
         "1 pipeline_parallel.py --micro_batches 1",
     ],
-}
-RESUMED_LONG = {
     "context": [
         "2 context_parallel.py --cp_size 2",
         "1 fsdp.py",
@@ -266,16 +261,18 @@ RESUMED_LONG = {
 
 
 @pytest.mark.parametrize(
-    "runs", [*RESUMED.values(), *long(*RESUMED_LONG.values())], ids=[*RESUMED, *RESUMED_LONG]
+    "runs",
+    [RESUMED["sharded"], *long(RESUMED["pipeline"]), *first(2, [*RESUMED.values()])[2:]],
+    ids=RESUMED,
 )
 def test_stopped_and_resumed_on_other_ranks(shell, runs):
     """Three are stopped by a signal in mid-epoch; the last trains the end."""
-    first = runs[0].split()[1]
-    shape = SHAPES.get(first, "")
-    if first == "llama.py":
+    kind = runs[0].split()[1]
+    shape = SHAPES.get(kind, "")
+    if kind == "llama.py":
         shape += " --tie_word_embeddings"  # one matrix, saved by two names
-    twin = FLOAT64 + OF_REFERENCE.get(first, "")
-    start(shell, reference(first), "one", 1, twin, shape, 2 * STEPS).succeeds()
+    twin = FLOAT64 + OF_REFERENCE.get(kind, "")
+    start(shell, reference(kind), "one", 1, twin, shape, 2 * STEPS).succeeds()
     stops = [(3, 10), (18, 20), (21, 30), (0, 0)]  # step of the signal, and of the stop
     for run, (signal_step, stop_step) in zip(runs, stops, strict=True):
         ranks, name, *options = run.split()
@@ -352,18 +349,13 @@ def test_micro_batches_in_hybrid_shards(shell):
 
 
 @pytest.mark.parametrize(
-    ("name", "ranks", "options", "val_chunks"),
-    [
-        ("fsdp.py", 2, "", 14),  # in batches of 6
-        ("pipeline_parallel.py", 1, "--pp_size 1 --micro_batches 3", 14),  # in batches of 12
-        ("pipeline_parallel.py", 2, "--pp_size 2 --micro_batches 3", 14),
-        ("pipeline_parallel.py", 4, "--pp_size 2 --micro_batches 3", 14),  # and of 6
-    ],
+    ("name", "ranks", "options"),
+    [("fsdp.py", 2, ""), ("pipeline_parallel.py", 4, "--pp_size 2 --micro_batches 3")],
 )
-def test_val_loss(shell, name, ranks, options, val_chunks):
+def test_val_loss(shell, name, ranks, options):
     """Of batches that cannot be shared evenly, after a step: it is the one of a single rank."""
     setup = "torch.set_default_dtype(torch.float64)\ntorch.Tensor.float = torch.Tensor.double"
-    more = f"--n_layer 2 --eval_every_steps 1 --val_tokens {8 * val_chunks}"
+    more = f"--n_layer 2 --eval_every_steps 1 --val_tokens {8 * 14}"  # in batches of 6
     alone = start(shell, "fsdp.py", "one", 1, setup, more, steps=2)
     several = start(shell, name, "several", ranks, setup, f"{more} {options}", steps=2)
     losses = [re.search(r"val loss (\S+)", job.succeeds())[1] for job in (alone, several)]
@@ -426,7 +418,7 @@ def test_trains_on_while_it_saves(shell):
             shutil.rmtree(shell.folder / path / f"epoch_0000_sample_{step * BATCH_SIZE:012}")
 
 
-@pytest.mark.parametrize("name", ["fsdp.py", "async_save.py"])
+@pytest.mark.parametrize("name", ["async_save.py", *long("fsdp.py")])
 def test_full_disk(shell, name):
     job = start(shell, name, "s", 2, steps=2, full_disk_folders=[shell.folder])
     error = "used by another run? CheckpointException('write', {0: (RuntimeError("
@@ -579,21 +571,21 @@ def print_held(self, inputs, targets):
 """
 
 
+HELD = [
+    ("fsdp.py", 4, "", "4 x 24x32 8x32 on 8"),
+    ("hsdp.py", 4, "--shard_size 2", "4 x 48x32 16x32 on 8"),
+    ("tensor_parallel.py", 4, "--tp_size 4", "4 x 24x32 32x8 on 2"),
+    ("pipeline_parallel.py", 4, "--pp_size 4 --micro_batches 4", "1 x 96x32 32x32 on 8"),
+    ("context_parallel.py", 4, "--cp_size 2", "4 x 24x32 8x32 on 4"),
+    ("three_d.py", 8, "--pp_size 2 --tp_size 2 --micro_batches 3", "2 x 24x32 16x16 on 4"),
+    ("moe.py", 4, "--n_experts 8", "4 x 24x32 8x32 2x32x128 on 8"),
+    ("expert_parallel.py", 4, "--n_experts 8", "4 x 24x32 8x32 2x32x128 on 8"),
+    ("expert_parallel.py", 4, "--n_experts 8 --ep_size 2", "4 x 24x32 8x32 4x16x128 on 8"),
+]
+
+
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("name", "ranks", "options", "held"),
-    [
-        ("fsdp.py", 4, "", "4 x 24x32 8x32 on 8"),
-        ("hsdp.py", 4, "--shard_size 2", "4 x 48x32 16x32 on 8"),
-        ("tensor_parallel.py", 4, "--tp_size 4", "4 x 24x32 32x8 on 2"),
-        ("pipeline_parallel.py", 4, "--pp_size 4 --micro_batches 4", "1 x 96x32 32x32 on 8"),
-        ("context_parallel.py", 4, "--cp_size 2", "4 x 24x32 8x32 on 4"),
-        ("three_d.py", 8, "--pp_size 2 --tp_size 2 --micro_batches 3", "2 x 24x32 16x16 on 4"),
-        ("moe.py", 4, "--n_experts 8", "4 x 24x32 8x32 2x32x128 on 8"),
-        ("expert_parallel.py", 4, "--n_experts 8", "4 x 24x32 8x32 2x32x128 on 8"),
-        ("expert_parallel.py", 4, "--n_experts 8 --ep_size 2", "4 x 24x32 8x32 4x16x128 on 8"),
-    ],
-)
+@pytest.mark.parametrize(("name", "ranks", "options", "held"), first(4, HELD))
 def test_what_a_rank_holds(shell, name, ranks, options, held):
     """As docs/gpt/compare.md draws: its blocks, its part of qkv, proj and the experts; the time."""
     options += " --n_layer 4"

@@ -23,105 +23,74 @@ def small_model():
     return model
 
 
-OUT_OF_MEMORY = 'raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")'
-HANGS = "import time\ntime.sleep(9999)"
+FAILURES = {  # and what a report says of them
+    "out_of_memory": ('raise RuntimeError("CUDA out of memory. Tried 2 GiB")', "out of memory"),
+    "hangs": ("import time; time.sleep(9999)", "no end in 30 s"),
+    "fails": ('raise ValueError("no such luck")', "ValueError: no such luck"),
+}
 
 
-@pytest.fixture
-def pretended(tmp_path, monkeypatch):
-    """Two GPUs are pretended, here and in what is started; models are small."""
+@pytest.mark.nightly
+@pytest.mark.long
+def test_gpt(tmp_path, monkeypatch):
+    """Both loops train on pretended GPUs, with the MFU of their speed; a failure ends its row."""
     variables = pretend_gpus(2)
-    modules = f"{variables['PYTHONPATH']}:{tmp_path}"
-    for name, value in (variables | {"PYTHONPATH": modules}).items():
+    for name, value in (
+        variables | {"PYTHONPATH": f"{variables['PYTHONPATH']}:{tmp_path}"}
+    ).items():
         monkeypatch.setenv(name, value)
-    (tmp_path / "out_of_memory.py").write_text(OUT_OF_MEMORY)
-    (tmp_path / "hangs.py").write_text(HANGS)
-    (tmp_path / "fails.py").write_text('raise ValueError("no such luck")')
     answers = {"get_device_name": "NVIDIA H200", "device_count": 2, "is_available": True}
     answers["is_bf16_supported"] = True
     answers["get_device_properties"] = SimpleNamespace(total_memory=141e9)
     for name, answer in answers.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer, **options: answer)
+    for name, (source, _) in FAILURES.items():
+        (tmp_path / f"{name}.py").write_text(source)
+    names = [*FAILURES, "bench.gpu", "bench.nanogpt_loop"]
     settings = {"N_HEAD": N_HEAD, "N_EMBD": N_EMBD, "CONTEXT": CONTEXT, "BATCH_SIZES": [2]}
-    settings |= {"STEPS": 2, "MANY_EPOCHS": 5, "TIME_LIMIT_S": 30, "versions": lambda: "driver 1"}
+    settings |= {"STEPS": 2, "TIME_LIMIT_S": 30, "versions": lambda: "driver 1"}
+    settings["VARIANTS"] = {name: name for name in names}
     for name, value in settings.items():
         monkeypatch.setattr(gpu, name, value)
-
-
-def report_of(tmp_path, monkeypatch, command):
-    """Returns the rows that a command appends to a report, by their first cell."""
-    path = tmp_path / "report.md"
-    path.write_text("# Field reports\n")
-    monkeypatch.setattr("sys.argv", ["gpu.py", *command.split(), "--report", str(path)])
+    report = tmp_path / "report.md"
+    command = f"gpu.py gpt --layers 1 --peak_tflops 0.01 --report {report}"
+    monkeypatch.setattr("sys.argv", command.split())
     gpu.main()
-    lines = path.read_text().splitlines()
-    assert lines[0] == "# Field reports" and lines[2].startswith(f"## {command.split()[0]}: ")
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[8:]]
-    assert lines[4].endswith(": driver 1") and {len(row) for row in rows} == {
-        lines[6].count("|") - 1
-    }
-    return {row[0]: row[1:] for row in rows}
-
-
-@pytest.mark.nightly
-@pytest.mark.long
-def test_gpt(pretended, tmp_path, monkeypatch):
-    """Both loops train, with the speed and MFU that they printed; what fails ends only its row."""
-    outputs = []
-    run = gpu.run
-
-    def recorded(command):
-        outputs.append(run(command))
-        return outputs[-1]
-
-    monkeypatch.setattr(gpu, "run", recorded)
-    names = ["out_of_memory", "hangs", "fails", "bench.gpu", "bench.nanogpt_loop"]
-    monkeypatch.setattr(gpu, "VARIANTS", {name: name for name in names})
-    rows = report_of(tmp_path, monkeypatch, "gpt --layers 1 --peak_tflops 0.01")
-    assert list(rows) == names
-    failed = [rows.pop(name)[1] for name in names[:3]]
-    reasons = ["out of memory", "no end in 30 s", "ValueError: no such luck"]
-    assert failed == [f"failed: {reason}" for reason in reasons]
+    lines = report.read_text().splitlines()
+    assert lines[1].startswith("## gpt: ") and lines[3].endswith(": driver 1")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[7:]]
+    assert [row[0] for row in rows] == names
+    failed = [f"failed: {message}" for _, message in FAILURES.values()]
+    assert [row[2] for row in rows[:3]] == failed
     flops_per_token = small_model().flops_per_token
-    for (batch_size, throughput, mfu, memory), output in zip(rows.values(), outputs, strict=True):
-        epochs = re.findall(r"(\S+) tokens/s, MFU \S+%(?! in all)", output)
-        assert len(epochs) == 2  # one to warm up, and the one that counts
-        assert (batch_size, throughput, memory) == ("2", epochs[-1], "0.0 GB")
+    for _, batch_size, throughput, mfu, memory in rows[3:]:
+        assert (batch_size, memory) == ("2", "0.0 GB")
         expected = 100 * float(throughput.replace(",", "")) * flops_per_token / 0.01e12
         assert float(mfu.rstrip("% ")) == pytest.approx(expected, abs=0.06)
 
 
 @pytest.mark.nightly
 @pytest.mark.long
-def test_stages(pretended, tmp_path, monkeypatch):
-    """Each has the loss of one process; another seed is told, and what fails ends its row alone."""
+def test_stages(tmp_path, monkeypatch):
+    """On three ranks, whose sampler takes a sample twice; another seed is told, and a failure."""
     stage_command = gpu.stage_command
 
     def with_faults(stage, gpus):
-        command = stage_command(stage, gpus)
         if stage == "multigpu.py":
-            return f"python {tmp_path}/hangs.py"
-        return command + " --seed 1" * (stage == "multinode.py")
+            return "python nosuch.py"
+        return stage_command(stage, gpus) + " --seed 1" * (stage == "resumable.py")
 
     monkeypatch.setattr(gpu, "stage_command", with_faults)
-    rows = report_of(tmp_path, monkeypatch, "stages")
-    assert list(rows) == [f"`{stage}`" for stage in gpu.STAGES]
-    assert rows.pop("`multigpu.py`") == ["failed: no end in 30 s", ""]
-    assert re.match(r"\d\.\d+, not \d", rows.pop("`multinode.py`")[0])
-    assert all(cells[0].endswith(", equal") for cells in rows.values())
+    monkeypatch.setattr(gpu, "MANY_EPOCHS", 5)
+    results = {row.split("`")[1]: row for row in [*gpu.stage_rows(3, tmp_path)][2:]}
+    assert list(results) == gpu.STAGES
+    assert "| failed: " in results.pop("multigpu.py")
+    assert re.search(r"\| \d\.\d+, not \d", results.pop("resumable.py"))
+    assert all(", equal |" in row for row in results.values())
 
 
 def test_batch_size_fits_and_is_that_of_all():
     assert [gpu.batch_size_that_fits(24, size) for size in (141e9, 80e9, 50e9)] == [16, 16, 8]
-
-
-@pytest.mark.nightly
-@pytest.mark.long
-def test_stages_on_three_gpus(tmp_path, monkeypatch):
-    """Where the sampler takes a sample twice, the loss is that of as many CPUs."""
-    monkeypatch.setattr(gpu, "MANY_EPOCHS", 5)
-    monkeypatch.setattr(gpu, "STAGES", ["multigpu_torchrun.py", "resumable.py", "elastic_ddp.py"])
-    assert all(", equal |" in row for row in [*gpu.stage_rows(3, tmp_path)][2:])
 
 
 def test_steps_are_those_of_pretrain(tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 import torch
-from helpers import SCRIPTS, SHORT_GPT, VAL_CHUNKS, long, patch
+from helpers import SCRIPTS, SHORT_GPT, VAL_CHUNKS, first, long, patch
 from test_finetune import make_model, write_chats
 from test_gpt import OPTIONS as GPT_OPTIONS
 from test_gpt import TINY
@@ -20,8 +20,10 @@ NAMES.remove("recipes/regroup.py")  # its page: for gloo
 TOKENS = ["gpt/tokens.py", "gpt/llama.py", "gpt/documents.py", "gpt/chunked_loss.py"]
 TOKENS.append("gpt/llama_tensor_parallel.py")
 FINETUNE = ["gpt/finetune.py", "gpt/finetune_chat.py"]
-QUICK = [name for name in SCRIPTS if name != "multigpu.py"] + ["gpt/fsdp.py"]
-OTHERS = [name for name in NAMES if name not in QUICK]
+QUICK = ["singlegpu.py", "multinode.py", "elastic_ddp.py", "gpt/fsdp.py"]
+LONGER = [name for name in SCRIPTS if name not in QUICK]
+LONGER += ["recipes/mixed_precision.py", "by_hand/fsdp.py", "gpt/gpt.py", "gpt/tensor_parallel.py"]
+OTHERS = [name for name in NAMES if name not in QUICK + LONGER]
 OPTIONS = {
     **GPT_OPTIONS,
     "gpt/accumulate.py": "--micro_batch_size 2",
@@ -120,7 +122,7 @@ if hasattr(script, "chunked_loss"):
 """
 
 
-@pytest.mark.parametrize("name", [*QUICK, *long(*OTHERS)])
+@pytest.mark.parametrize("name", [*QUICK, *long(*LONGER), *first(0, OTHERS)])
 def test_pretended_gpus(shell, name):
     ranks = 1 if name == "singlegpu.py" else 2
 

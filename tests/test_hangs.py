@@ -15,15 +15,14 @@ from tools.steps import ROOT
 INIT = """import os, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 """
-# Rank 0 calls a collective more than rank 1.
-UNEVEN = """if dist.get_rank() == 0:
-    dist.all_reduce(torch.ones(1))
-dist.barrier()
-"""
 # What the tests start; no more than is needed, since torch takes its time to start as it is.
 SCRIPTS = {
     "init": f'{INIT}print("initialized")',
-    "uneven": INIT + UNEVEN,
+    # Rank 0 calls a collective more than rank 1.
+    "uneven": f"""{INIT}if dist.get_rank() == 0:
+    dist.all_reduce(torch.ones(1))
+dist.barrier()
+""",
     "sizes": f'{INIT}dist.all_reduce(torch.ones(1 + 1000 * int(os.environ["RANK"])))',
     # DDP on one rank, with what wraps each process group for the comparison of collectives.
     "ddp": """import faulthandler, torch, torch.distributed as dist
@@ -31,10 +30,6 @@ faulthandler.enable()
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
 """,
-    # The timer starts after the rendezvous, which may take long.
-    "timed": f"""{INIT}import faulthandler
-faulthandler.dump_traceback_later(2, exit=True)
-{UNEVEN}""",
     # Saves what NCCL's watchdog would save; gloo's record lacks only the process group's name.
     "recorded": f"""{INIT}import pickle, sys
 if dist.get_rank() == 0:
@@ -107,6 +102,7 @@ def test_rendezvous_fails(cluster, shell):
 
 
 @needs_slurm
+@pytest.mark.nightly
 @pytest.mark.long
 def test_endpoint_by_a_second_address(cluster, shell):
     """No torchrun finds it among its own names; all may host the store, and one is connected to."""
@@ -128,6 +124,7 @@ def test_endpoint_by_a_second_address(cluster, shell):
 
 
 @needs_slurm
+@pytest.mark.nightly
 @pytest.mark.long
 def test_every_node_calls_itself_loopback(cluster, shell):
     """They cannot find each other, until the interface is named."""
@@ -252,16 +249,6 @@ def shown(start):
 
 
 @pytest.mark.long
-def test_timer_ends_the_job(shell):
-    """torchrun prints what local rank 0 has printed, and the files have the stacks of all."""
-    job = shell.start(f"{TORCHRUN} --log-dir logs --tee 3 --local-ranks-filter 0 timed")
-    assert job.wait() == 1 and "exitcode  : 1 " in job.output
-    assert job.output.count("Timeout (0:00:02)!") == 1
-    for rank, collective in ((0, "all_reduce"), (1, "barrier")):
-        (file,) = (shell.folder / "logs").glob(f"*/attempt_0/{rank}/stderr.log")
-        assert f"in {collective}\n" in file.read_text()
-
-
 def test_rank_fails(shell):
     """torchrun shows the traceback and saves it if main has @record, or else only redirects it."""
     no_traceback = shown("  error_file")

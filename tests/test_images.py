@@ -1,41 +1,17 @@
-"""The recipe for images: it resumes bit for bit; and the traps of its page."""
+"""The recipe for images: its random shifts; and the traps of its page."""
 
 import re
-import signal
 
 import pytest
 import torch
-from helpers import FORK, KILL, equal_snapshots, patch
+from helpers import FORK
 from torch import nn
 
 from recipes.images import RandomShift
-from tools.launch.snapshots import load
 from tools.steps import ROOT
 
-SCRIPT = "recipes/images.py"
 PAGE = (ROOT / "docs/recipes/images.md").read_text()
 SNIPPETS = re.findall(r"^```python\n(.*?)^```.*?^```text\n(.*?)^```", PAGE, re.S | re.M)
-
-
-def write(shell, name, source):
-    path = shell.folder / name
-    path.write_text(source)
-    return path
-
-
-@pytest.mark.long
-def test_killed_is_uninterrupted(shell):
-    """Also with another number of data workers; and it has learned the digits."""
-    script = patch(shell.folder, SCRIPT, FORK + KILL)
-    command = f"{script} 3 1 --snapshot_path"
-    uninterrupted = shell.ranks(f"{command} uninterrupted", 2)
-    killed = shell.ranks(f"{command} s --num_workers 2", 2, KILL_AT="40")  # in epoch 1 of 0 to 2
-    assert killed.wait() in (-signal.SIGKILL, -signal.SIGTERM)  # this, once another is gone
-    output = shell.ranks(f"{command} s", 2).succeeds()
-    assert "1 of 3 epochs done" in output
-    uninterrupted.succeeds()
-    assert equal_snapshots(load(shell.folder / "uninterrupted"), load(shell.folder / "s"))
-    assert float(re.findall(r"accuracy (\S+)% of 359 samples", output)[-1]) > 80
 
 
 def test_shifts_depend_on_sample_and_epoch():
@@ -59,14 +35,12 @@ def test_shifts_depend_on_sample_and_epoch():
 def test_scripts_of_the_page(shell, number, ranks):
     """They print what it shows."""
     source, shown = SNIPPETS[number]
-    output = shell.ranks(str(write(shell, "trap.py", FORK + source)), ranks).succeeds()
+    (shell.folder / "trap.py").write_text(FORK + source)
+    output = shell.ranks(f"{shell.folder}/trap.py", ranks).succeeds()
     assert sorted(output.splitlines()) == sorted(shown.splitlines())
 
 
-@pytest.mark.parametrize(("module", "limit_s"), [("", 1), (".module", 1000)])
-def test_rank_0_evaluates_alone(shell, module, limit_s):
-    """With DDP, it hangs; with the model that DDP wraps, it does not."""
-    script = f"""
+ALONE = """
 import time
 from datetime import timedelta
 import torch
@@ -77,17 +51,21 @@ model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(4, 1), nn.Ba
 model.eval()
 if dist.get_rank() == 0:
     with torch.no_grad():
-        model{module}(torch.randn(8, 4))
-dist.barrier(async_op=True).wait(timedelta(seconds={limit_s}))
+        model(torch.randn(8, 4))
+dist.barrier(async_op=True).wait(timedelta(seconds=LIMIT))
 time.sleep(0.1)
 dist.destroy_process_group()
 """
-    job = shell.ranks(str(write(shell, "alone.py", script)), 2)
-    if module:
-        job.succeeds()
-    else:
-        assert job.wait() != 0
-        assert "timed out" in job.output, job.output
+
+
+def test_rank_0_evaluates_alone(shell):
+    """With DDP, it hangs; with the model that DDP wraps, it does not."""
+    (shell.folder / "ddp.py").write_text(ALONE.replace("LIMIT", "1"))
+    job = shell.ranks(f"{shell.folder}/ddp.py", 2)
+    assert job.wait() != 0 and "timed out" in job.output, job.output
+    wrapped = ALONE.replace("model(torch", "model.module(torch").replace("LIMIT", "1000")
+    (shell.folder / "wrapped.py").write_text(wrapped)
+    shell.ranks(f"{shell.folder}/wrapped.py", 2).succeeds()
 
 
 def test_what_torch_refuses():

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from helpers import NIGHTLY, needs_slurm, run
+from helpers import NIGHTLY, needs_slurm, run, snippet
 
 from tools import steps
 from tools.steps import ROOT
@@ -68,16 +68,14 @@ CHECK = (ACCESS, f'    if args.total_epochs > 10**6:\n        parser.error("too 
 
 def test_cascade_carries_an_edit_to_every_stage(copy):
     edit(copy / "singlegpu.py", "default=50", "default=60")
+    # A check where later files have theirs, which all stay.
+    edit(copy / "singlegpu.py", *CHECK)
     result = cascade(copy, "singlegpu.py")
     assert result.returncode == 0, result.stderr
-    scripts = [copy / step.file for step in SCRIPT_STEPS]
-    assert all("default=60" in script.read_text() for script in scripts)
+    scripts = [(copy / step.file).read_text() for step in SCRIPT_STEPS]
+    assert all("default=60" in script and script.count(CHECK[1]) == 1 for script in scripts)
     after = result.stdout.partition("after:\n")[2]
     assert [line.strip() for line in after.splitlines()] == steps.sizes()
-    # Again, with a second edit: a check where later files have theirs, which all stay.
-    edit(copy / "singlegpu.py", *CHECK)
-    assert cascade(copy, "singlegpu.py").returncode == 0
-    assert all(script.read_text().count(CHECK[1]) == 1 for script in scripts)
     assert run("python", "tools/steps.py", folder=copy).stdout.splitlines() == steps.sizes()
     edit(copy / "slurm" / "singlegpu.sbatch", "--account=my_project", "--account=ours")
     assert cascade(copy, "slurm/singlegpu.sbatch").returncode == 0
@@ -141,9 +139,10 @@ def test_load(name):
 # Runs the job file $0, submitted with --export=NONE, and prints what srun gets.
 PRETEND_SLURM = """
 export SLURM_EXPORT_ENV=NONE SLURM_JOB_ID=7 SLURM_NNODES=2 SLURM_GPUS_ON_NODE=2
-source() { true; }
+source() { [[ $1 == .venv/* ]] || . "$1"; }
+module() { echo "module $*"; }
 scontrol() { echo node1; }
-srun() { printf '%s\\n' "$@" "export=$SLURM_EXPORT_ENV"; }
+srun() { printf '%s\\n' "network $NCCL_SOCKET_IFNAME" "$@" "export=$SLURM_EXPORT_ENV"; }
 . "$0"
 """
 
@@ -172,6 +171,10 @@ def test_job_file_alone(name, tmp_path):
         assert missing in result.stderr and result.stderr.count("\n") == 1
         (tmp_path / "slurm").mkdir(exist_ok=True)
         shutil.copy(ROOT / "slurm" / "requeue.sh", tmp_path / "slurm")
+    # Of docs/containers.md: in place of activating .venv.
+    (tmp_path / "slurm" / "site.sh").write_text(snippet("containers.md", "module load"))
+    result = run("bash", "-c", PRETEND_SLURM, ROOT / name, folder=tmp_path)
+    assert re.match(r"module load .*\n(.*\n)*network ib0\n", result.stdout), result
 
 
 # The targets of make, and scripts of bench/ and tools/ that no other test runs.

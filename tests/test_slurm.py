@@ -14,6 +14,7 @@ from helpers import (
     NIGHTLY,
     assert_trained,
     documented_error,
+    first,
     long,
     needs_slurm,
     patch,
@@ -85,7 +86,7 @@ def test_up_and_gone(shell, nothing_is_left):
         assert sorted(job.output.splitlines()) == ["node1", "node2"]
 
 
-@pytest.mark.parametrize("victim", [signal.SIGTERM, signal.SIGINT, "its parent"])
+@pytest.mark.parametrize("victim", first(1, ["its parent", signal.SIGTERM, signal.SIGINT]))
 def test_stopped_in_the_middle(shell, nothing_is_left, victim):
     # A shell that started the tests in the background made them, and all below, ignore Ctrl-C.
     program = f"env --default-signal=INT TMPDIR=$PWD/tmp {ROOT}/slurm/pocket-cluster"
@@ -211,12 +212,10 @@ PREEMPT = "sbatch --partition=urgent --exclusive --nodes=$nodes --output=urgent.
 TIME_LIMIT = "scancel --signal=USR1 --batch $job"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("partition", "nodes", "faults"),
-    [
-        ("grace", 1, [PREEMPT]),
-        pytest.param("main", 2, [TIME_LIMIT, PREEMPT], marks=pytest.mark.long),
-    ],
+    [("grace", 1, [PREEMPT]), ("main", 2, [TIME_LIMIT, PREEMPT])],
 )
 def test_preemptible(cluster, shell, partition, nodes, faults):
     """At the signal of a time limit, and at a preemption, the job saves, comes back and continues.
@@ -251,6 +250,7 @@ def test_preemptible(cluster, shell, partition, nodes, faults):
     assert_trained(shell.folder / "snapshot.pt", epochs, 64)
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 def test_array(cluster, shell):
     """docs/job_files.md: a task for each seed; the signal of a time limit requeues only its own."""
@@ -324,118 +324,47 @@ def test_time_to_save(name, monkeypatch):
     assert default < LaunchConfig(1, 1, 1).shutdown_timeout < int(before_limit)
 
 
-def replace_environment(folder, **programs):
-    """Makes an environment with these programs alone: their names and texts."""
-    (folder / ".venv").unlink()
-    environment = folder / ".venv" / "bin"
-    environment.mkdir(parents=True)
-    (environment / "activate").write_text('PATH="$PWD/.venv/bin:$PATH"')
-    for name, text in programs.items():
-        (environment / name).write_text(text)
-        (environment / name).chmod(0o755)
+def requeue(folder, *arguments, day=1):
+    """Runs slurm/requeue.sh for a job's life of that day, the first of which has number 1."""
+    scontrol = folder / "bin" / "scontrol"
+    scontrol.parent.mkdir(exist_ok=True)
+    scontrol.write_text(f"#!/bin/sh\necho ' StartTime=2020-01-{day:02}T00:00:00'\n")
+    scontrol.chmod(0o755)
+    env = {"PATH": f"{scontrol.parent}:{os.environ['PATH']}", "SLURM_RESTART_COUNT": f"{day - 1}"}
+    return run("bash", ROOT / "slurm" / "requeue.sh", "7", *arguments, folder=folder, env=env)
 
 
-@pytest.mark.long
-def test_site_lines(cluster, shell):
-    """docs/containers.md: each job file sources slurm/site.sh in place of activating .venv."""
-    program = '#!/bin/bash\necho "$0 with $NCCL_SOCKET_IFNAME"\n'
-    replace_environment(shell.folder, torchrun=program, python=program)
-    (shell.folder / "slurm" / "site.sh").write_text(snippet("containers.md", "module load"))
-    submit = "sbatch --nodes=1 --gpus-per-node=1 --output=%x.out"
-    job = cluster(
-        f"""
-        module() {{ echo "module $*"; }}
-        export -f module
-        for file in slurm/*.sbatch; do {submit} $file; done
-        """,
-        "-n 1 -g 7",
-    )
-    assert job.wait() == 0, job.output
-    logs = [path.read_text() for path in shell.folder.glob("*.out")]
-    assert len(logs) == 7
-    for text in logs:
-        assert re.search(r"^module load .*\n(.*\n)*.* with ib0$", text, re.M), text
-
-
-@pytest.mark.nightly
-@pytest.mark.long
-def test_submitted_code(cluster, shell):
-    """docs/first_job.md: the code of a commit, though edited before a start and a requeue."""
-    patch(shell.folder, "preemptible.py", PAUSE)
-    copy, submit = snippet("first_job.md", "git archive", "sh").split("\n", 1)
-    options = "--parsable --hold --nodes=1 --gpus-per-node=2"
-    submit = re.sub(r"^sbatch .*(?= slurm/)", f"sbatch {options}", submit).replace(" 50 10", " 4 2")
-    edit = "echo 'raise SystemExit(\"edited\")' > preemptible.py"
-    job = cluster(
-        f"""
-        git init --quiet && git add --force preemptible.py
-        git -c user.name=a -c user.email=a@b commit --quiet --message=submitted
-        {copy}
-        job=$({submit})
-        {edit}
-        scontrol release $job
-        until grep -qs "^2 [1-9]" trained.log; do
-          if left=$(squeue -h) && [ -z "$left" ]; then exit 1; fi
-          sleep 0.1
-        done
-        {edit.replace(">", ">>")}
-        {TIME_LIMIT}
-        """,
-        "-n 1",
-    )
-    assert job.wait() == 0, job.output
-    assert log(shell.folder, "preemptible").count("epochs done") == 2
-    assert_trained(shell.folder / "first_code.pt", 4, 64)
-
-
-# In torchrun's place: a life that its time limit ends, but the twelfth. It may save, or not.
-LIFE = """#!/bin/bash
-trap 'exit 1' TERM
-echo "${@: -4}" >> lives
-[[ $(wc -l < lives) == 12 ]] && exit
-SAVE
-scancel --signal=USR1 --batch $SLURM_JOB_ID
-sleep 1000 & wait
-"""
-
-
-@pytest.mark.nightly
-@pytest.mark.long
 @pytest.mark.parametrize(
-    "name, save, lives",
+    "save, lives",
     [
-        ("preemptible", "touch run.pt", 12),
-        ("preemptible", "[[ -e run.pt ]] || touch run.pt", 3),
-        ("preemptible", "mkdir -p run.pt/epoch_1; touch run.pt/epoch_1/.metadata", 12),
-        ("preemptible", "", 10),
-        ("elastic_ddp", "exit 1", 10),
+        ("touch -d 2020-01-$DAY run.pt", 12),
+        ("[ -e run.pt ] || touch -d 2020-01-$DAY run.pt", 3),
+        ("mkdir -p run.pt/epoch_1; touch -d 2020-01-$DAY run.pt/epoch_1/.metadata", 12),
+        ("true", 10),
     ],
 )
-def test_requeued_while_it_makes_progress(cluster, shell, name, save, lives):
-    """Twelve slices of a long training end by themselves; without progress, two; of none, ten."""
-    replace_environment(shell.folder, torchrun=LIFE.replace("SAVE", save))
-    options = f"--nodes=1 --gpus-per-node=1 slurm/{name}.sbatch"
-    job = cluster(f"sbatch {options} gpt/gpt.py --snapshot_path run.pt 4 2")
-    assert job.wait() == (lives != 12)
-    started = (shell.folder / "lives").read_text().splitlines()
-    assert started == ["--snapshot_path run.pt 4 2"] * lives
-    given_up = "lives in a row have saved nothing at run.pt" in log(shell.folder, name)
-    assert given_up == (lives != 12)
+def test_requeued_while_it_makes_progress(tmp_path, save, lives):
+    """Twelve slices of a long training; without progress, two; without any snapshot, ten."""
+    results = []
+    for day in range(1, 13):
+        assert run("sh", "-c", save, folder=tmp_path, env={"DAY": f"{day:02}T12:00"}).stderr == ""
+        results.append(requeue(tmp_path, "gpt/gpt.py", "--snapshot_path", "run.pt", day=day))
+        if results[-1].returncode != 0:
+            assert "lives in a row have saved nothing at run.pt" in results[-1].stderr
+            break
+    assert len(results) == lives and (results[-1].returncode == 0) == (lives == 12)
 
 
 @pytest.mark.parametrize("argument", ["--snapshot_path run.pt", "--snapshot_path=run.pt"])
 def test_requeue_finds_the_snapshot(tmp_path, argument):
     """A life that has saved one does not count as one without progress."""
-    (tmp_path / "scontrol").write_text("#!/bin/sh\necho ' StartTime=2020-01-01T00:00:00'\n")
-    (tmp_path / "scontrol").chmod(0o755)
     (tmp_path / "run.pt").touch()
-    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    command = ["bash", ROOT / "slurm" / "requeue.sh", "7", *argument.split()]
-    result = run(*command, folder=tmp_path, env=env)
+    result = requeue(tmp_path, *argument.split())
     assert result.returncode == 0, result.stderr
     assert not (tmp_path / ".lives-without-progress-7").exists()
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 def test_what_a_job_inherits(ranks, shell):
     """The memory of an salloc around it, a module in place of a file, and what cannot run."""
@@ -512,6 +441,7 @@ def test_bad_input(command, message):
     assert last_line.startswith((f"{program}: error: {message}", f"{program}: {message}"))
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 def test_gpus_of_this_machine(shell):
     """Submitted to it, each node gets the next of those that CUDA_VISIBLE_DEVICES names."""
@@ -634,12 +564,15 @@ def test_mpirun(cluster, shell):
 def test_stopped_job_is_not_a_success(tmp_path, command, status):
     """docs/other_schedulers.md: when the time is up, or the first of two nodes has failed."""
     shutil.copytree(ROOT / "schedulers", tmp_path / "schedulers")
-    (tmp_path / ".venv").touch()
-    torchrun = "#!/bin/sh\nexec sleep 60\n"
-    qrsh = "#!/bin/sh\nexit $2\n"  # its node: qrsh -inherit NODE
-    replace_environment(tmp_path, torchrun=torchrun, qrsh=qrsh)
+    programs = tmp_path / ".venv" / "bin"
+    programs.mkdir(parents=True)
+    (programs / "activate").touch()
+    # Of qrsh -inherit NODE, the node.
+    for name, text in {"torchrun": "exec sleep 60", "qrsh": "exit $2"}.items():
+        (programs / name).write_text(f"#!/bin/sh\n{text}\n")
+        (programs / name).chmod(0o755)
     (tmp_path / "hosts").write_text("7\n0\n")
-    path = f"{tmp_path}/.venv/bin:{os.environ['PATH']}"
+    path = f"{programs}:{os.environ['PATH']}"
     environment = {"PATH": path, "PE_HOSTFILE": "hosts", "NHOSTS": "2", "JOB_ID": "1"}
     job = run("bash", *f"schedulers/{command}".split(), folder=tmp_path, env=environment)
     assert job.returncode == status, job

@@ -25,8 +25,10 @@ def record(self, inputs, targets):
 """
 
 
-@pytest.mark.parametrize("source", ["--shards .", ""])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
+@pytest.mark.parametrize(
+    ("source", "dtype", "tolerance"),
+    [("--shards .", torch.float64, 1e-12), ("", torch.float32, 1e-6)],
+)
 def test_each_line_once(shell, request, source, dtype, tolerance):
     """As in an unbroken run of one process, and in a plain loop over the batches of that."""
     torch.set_default_dtype(dtype)

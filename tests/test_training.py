@@ -15,37 +15,10 @@ from helpers import (
     fences,
     patch,
     reference_run,
-    weights_and_momentum,
 )
 
-import singlegpu
-from tools.launch.jobs import pretend_gpus
-from tools.launch.snapshots import load, max_abs_diff
+from tools.launch.snapshots import max_abs_diff
 from tools.steps import ROOT
-
-
-def test_interrupted_is_uninterrupted_in_every_stage(shell, monkeypatch):
-    """Each stage resumes from the snapshot of the one before, bit for bit like one plain loop."""
-    snapshot = shell.folder / "snapshot.pt"
-    for epochs, script in enumerate(SCRIPTS[:4], 1):
-        workers = epochs // 4  # the last time with a worker process for the data
-        arguments = f"{epochs} 3 --batch_size 64 --seed 1 --num_workers {workers}"
-        done = f"{epochs - 1} of {epochs} epochs done, 32 steps per epoch, on "
-        if script == "singlegpu.py":
-            monkeypatch.chdir(shell.folder)
-            monkeypatch.setattr(sys, "argv", [script, *arguments.split()])
-            singlegpu.main(singlegpu.parse_args())
-        elif script == "multigpu.py":  # it starts its ranks itself, one per GPU
-            output = shell.run(f"python {script} {arguments}", **pretend_gpus(1))
-            assert f"{done}cuda:0 of " in output
-        else:
-            assert f"{done}cpu of " in shell.ranks(f"{script} {arguments}").succeeds()
-        assert load(snapshot)["epochs_run"] == epochs
-        weights, momentum = weights_and_momentum(snapshot)
-        expected_weights, expected_momentum, _ = reference_run(epochs, 64, seed=1)
-        assert all(map(torch.equal, weights, expected_weights)), script
-        assert all(map(torch.equal, momentum, expected_momentum)), script
-
 
 # For `patch`: after five epochs, all wait, until one of them is killed and torchrun restarts them.
 WAIT_TO_BE_KILLED = """
@@ -56,6 +29,7 @@ def wait(self, inputs, targets):
 """
 
 
+@pytest.mark.long
 def test_killed_worker_is_restarted(shell):
     script = patch(shell.folder, "multigpu_torchrun.py", WAIT_TO_BE_KILLED)
     job = shell.start(

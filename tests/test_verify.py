@@ -3,10 +3,8 @@
 import re
 
 import pytest
-import torch
 from helpers import BATCH_NORM_AND_DROPOUT, at_step, fences, patch
 
-from recipes.verify import digest
 from tools.launch.jobs import pretend_gpus
 from tools.launch.snapshots import load, max_abs_diff
 
@@ -78,19 +76,6 @@ def test_no_false_alarm(shell):
         weights.append(load(shell.folder / "a.pt")["model"].values())
         (shell.folder / "a.pt").unlink()
     assert max_abs_diff(*weights) == 0
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
-def test_digest_differs_with_any_bit(dtype):
-    tensor = torch.arange(20).to(dtype)
-    data = tensor.view(torch.uint8)
-    digests = {digest(tensor)}
-    for index in range(len(data)):
-        for bit in range(8):
-            data[index] ^= 1 << bit
-            digests.add(digest(tensor))
-            data[index] ^= 1 << bit
-    assert len(digests) == 1 + 8 * len(data)
 
 
 INFINITE_WEIGHT = "self.model.module.net2.bias.data[0] = float('inf') if rank == 1 else 0"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import NIGHTLY, SCRIPTS, SHORT_VAL, VAL_CHUNKS, load_state, patch, resize, run
+from helpers import SCRIPTS, SHORT_VAL, VAL_CHUNKS, first, load_state, patch, resize, run
 from test_docs import browser_of, needs_browser, site  # noqa: F401  a fixture
 
 from tools.launch.jobs import free_port
@@ -22,7 +22,6 @@ from tools.watch.series import RUNS, record_file
 SAVES = "        if not self.is_main:\n            return\n        snapshot = {"
 BATCH = "            self._run_batch(inputs, targets)\n"
 RANK_1 = f"{BATCH}            if dist.get_rank() == 1:\n                "
-SET_EPOCH = "        self.train_loader.sampler.set_epoch(epoch)\n"
 
 
 def toy(folder, file, *changes):
@@ -75,11 +74,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(
-    "file, ranks, options",
-    [
-        ("recipes/fsdp.py", 2, ""),
-        *[pytest.param(*values, marks=NIGHTLY) for values in STAGES + OTHERS],
-    ],
+    "file, ranks, options", first(1, [("recipes/fsdp.py", 2, ""), *STAGES, *OTHERS])
 )
 def test_recording_changes_nothing(shell, file, ranks, options):
     """The weights are the same, bit for bit, and so is the order of the collectives."""
@@ -101,23 +96,6 @@ def test_recording_changes_nothing(shell, file, ranks, options):
         operations[rank] = [event[4] for event in events if event[4]]
     logs = {path.name[0]: json.loads(path.read_text()) for path in folders[0].glob("*.log.json")}
     assert operations == logs and len(logs) == ranks
-
-
-def test_collectives(shell):
-    """Those of multinode.py, by name, on both ranks."""
-    command = f"torchrun --standalone --nproc_per_node=2 {toy(shell.folder, 'multinode.py')} 1 1"
-    recording, _ = record(f"{command} --batch_size 4", shell.folder / "multinode.py", shell.folder)
-    for events in recording["attempts"][0]:
-        assert [event[1] for event in events if event[1]] == [
-            "init_process_group",
-            "all_gather_object",
-            "DDP: compare the shapes of the weights",
-            "DDP: broadcast the weights",
-            "DDP: all-reduce 165 gradients",
-            "DDP: agree on buckets",
-            "DDP: all-reduce 165 gradients",
-            "all_reduce",
-        ]
 
 
 def watch(folder, script):
@@ -171,16 +149,6 @@ def test_hang(tmp_path, change, rank_0, rank_1):
     assert said == f"{waits}They do not match: each waits for a call that the other never makes."
 
 
-@pytest.mark.long
-def test_forgotten_set_epoch(tmp_path):
-    """The ranks take the same samples in both epochs."""
-    script = toy(tmp_path, "multinode.py", (SET_EPOCH, ""))
-    assert watch(tmp_path, script).startswith("The run has ended.")
-    page = (tmp_path / "page.html").read_text()
-    samples = re.findall(r'"samples": "([\d ]+)"', page)
-    assert len(samples) == 8 and samples[:2] == samples[2:4] and samples[4:6] == samples[6:]
-
-
 # A reader's: all at its top, a model and a loop of its own, which evaluates in between.
 OWN = """import torch
 import torch.distributed as dist
@@ -201,11 +169,14 @@ for step in range({steps}):
 @pytest.mark.long
 @pytest.mark.parametrize(
     "steps, end, printed",
-    [
-        (3, "dist.destroy_process_group()", "The run has ended. "),
-        (10**6, "", "The first 20 steps, or 2,000 lines. "),
-        (3, "1 / 0", "ZeroDivisionError: division by zero"),
-    ],
+    first(
+        1,
+        [
+            (10**6, "", "The first 20 steps, or 2,000 lines. "),
+            (3, "dist.destroy_process_group()", "The run has ended. "),
+            (3, "1 / 0", "ZeroDivisionError: division by zero"),
+        ],
+    ),
 )
 def test_script_of_ones_own(tmp_path, steps, end, printed):
     script = tmp_path / "own.py"
@@ -228,28 +199,18 @@ thread.join()
 IN_PROCESSES = """
 def main():
     os.environ.update(MASTER_ADDR="localhost", MASTER_PORT="{port}", WORLD_SIZE="2")
-    {start}
+    context = mp.get_context("spawn")
+    ranks = [context.Process(target=train, args=(rank,)) for rank in (0, 1)]
+    for rank in ranks:
+        rank.start()
 
 if __name__ == "__main__":
     main()
 """
-START_PROCESSES = 'mp.start_processes(train, nprocs=2, start_method="spawn")'
-CONTEXT = """context = mp.get_context("spawn")
-    ranks = [context.Process(target=train, args=(rank,)) for rank in (0, 1)]
-    for rank in ranks:
-        rank.start()"""
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "start",
-    [
-        IN_THREAD,
-        IN_PROCESSES.replace("{start}", START_PROCESSES),
-        IN_PROCESSES.replace("{start}", CONTEXT),
-    ],
-    ids=["in a thread", "start_processes", "get_context"],
-)
+@pytest.mark.parametrize("start", first(0, [IN_THREAD, IN_PROCESSES]), ids=["thread", "processes"])
 def test_ways_to_start(tmp_path, start):
     """Both ranks are recorded, and what has started them is not. DDP is compiled."""
     body = OWN.format(steps=3, end="dist.destroy_process_group()")
@@ -271,6 +232,8 @@ def test_ways_to_start(tmp_path, start):
         assert [name for _, name, *_ in events].count("DDP: all-reduce 4 gradients") == 3
 
 
+@pytest.mark.nightly
+@pytest.mark.long
 def test_recording_always_ends(tmp_path, monkeypatch):
     """Also if something else prints for ever."""
     monkeypatch.setattr("tools.watch.record.MAX_WAIT_S", 2)
@@ -357,7 +320,7 @@ def comparable(event):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("file", RUNS)
+@pytest.mark.parametrize("file", first(8, [*RUNS]))
 def test_recordings_are_as_the_scripts_are(file):
     """The lines, collectives and log of each rank; make them with python -m tools.watch.series."""
     old = json.loads(RECORDINGS.read_text())[file]
