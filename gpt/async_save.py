@@ -597,6 +597,7 @@ def main(args):
         args.batch_size,
         sampler=sampler,
         num_workers=args.num_workers,
+        multiprocessing_context="fork" if args.num_workers > 0 else None,
         worker_init_fn=start_own_session,
         pin_memory=device.type == "cuda",
     )

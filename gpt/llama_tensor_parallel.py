@@ -203,9 +203,6 @@ class TextDataset(Dataset):
         size = path.stat().st_size // dtype.itemsize
         self.tokens = torch.from_file(str(path), size=size, dtype=dtype)  # read where it is used
 
-    def __reduce__(self):  # to a data worker that is not forked, which maps the file, too
-        return TextDataset, (self.path, self.context, self.vocab_size)
-
     def __len__(self):
         return max(0, len(self.tokens) - 1) // self.context
 
@@ -712,6 +709,7 @@ def main(args):
         args.batch_size,
         sampler=sampler,
         num_workers=args.num_workers,
+        multiprocessing_context="fork" if args.num_workers > 0 else None,
         worker_init_fn=start_own_session,
         pin_memory=device.type == "cuda",
     )

@@ -613,6 +613,7 @@ def main(args):
         sampler=sampler,
         drop_last=True,  # a pipeline takes one shape only
         num_workers=args.num_workers,
+        multiprocessing_context="fork" if args.num_workers > 0 else None,
         worker_init_fn=start_own_session,
         pin_memory=device.type == "cuda",
     )

@@ -204,7 +204,7 @@ class Trainer:
             "loss": self.loss,
         }
         path = self.args.snapshot_path
-        tmp_path = f"{path}.{os.environ['GROUP_RANK']}.tmp"  # each node has its own
+        tmp_path = f"{path}.tmp"
         try:
             with open(tmp_path, "wb") as file:
                 torch.save(snapshot, file)
@@ -313,6 +313,7 @@ def main(args):
         dataset,
         batch_sampler=sampler,
         num_workers=args.num_workers,
+        multiprocessing_context="fork" if args.num_workers > 0 else None,
         worker_init_fn=start_own_session,
         pin_memory=device.type == "cuda",
     )

@@ -211,6 +211,10 @@ def test_own_files_pass(tmp_path, stage, capsys):
     assert ("; next: docs/" in verdict) == (f"{stage}.py" in CHAIN[:-1])
 
 
+def test_every_fault_is_an_edit_of_todays_files():
+    assert all(fault.source() for fault in FAULTS)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("fault", first(10, FAULTS), ids=lambda fault: fault.what)  # the page's
 def test_a_fault_fails_its_checks_alone(tmp_path, fault):

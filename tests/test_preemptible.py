@@ -109,21 +109,34 @@ def trained(folder):
     return [numbers[line] for line in lines]
 
 
-def test_sighup_with_data_workers(shell):
+# By default, Python 3.14 starts processes by a server, which a signal to the process group ends.
+FORK_SERVER = """
+import multiprocessing
+multiprocessing.set_start_method("forkserver", force=True)
+
+@before(script, "start_own_session")
+def show_parent(worker_id):
+    print("started by", os.getppid(), "for", multiprocessing.parent_process().pid)
+"""
+
+
+def test_sigterm_with_data_workers(shell):
     """torchrun signals whole process groups. The rest of the epoch is for one rank.
 
     No sample is trained twice.
     """
-    script = patch(shell.folder, SCRIPT, RECORD)
+    script = patch(shell.folder, SCRIPT, RECORD + FORK_SERVER)
     job = shell.start(
         f"torchrun --standalone --nproc_per_node=2 {script} 1000 1000 --save_every_steps 6"
         " --num_workers 2"
     )
     job.wait_for("saved", times=2)
-    os.kill(job.torchrun(), signal.SIGHUP)  # as a terminal does that closes
+    os.kill(job.torchrun(), signal.SIGTERM)
     assert job.wait() != 0
     assert job.output.count("stopped by a signal") == 2
     assert "DataLoader worker" not in job.output and "Error" not in job.output, job.output
+    workers = re.findall(r"started by (\d+) for (\d+)", job.output)
+    assert workers and all(parent == rank for parent, rank in workers)
     epochs, samples = position(shell.folder / "snapshot.pt")
     assert logged_positions(job.output)[-1] == (epochs, samples)
     assert len(trained(shell.folder)) == epochs * SIZE + min(samples, SIZE)

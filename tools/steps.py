@@ -20,8 +20,8 @@ STEPS = [
     Step("multigpu.py", "multigpu_torchrun.py", 21),
     Step("multigpu_torchrun.py", "multinode.py", 14),
     Step("multinode.py", "resumable.py", 58),
-    Step("resumable.py", "preemptible.py", 34),
-    Step("preemptible.py", "elastic_ddp.py", 62),
+    Step("resumable.py", "preemptible.py", 35),
+    Step("preemptible.py", "elastic_ddp.py", 60),
 ]
 JOB_STEPS = [
     Step("slurm/singlegpu.sbatch", "slurm/multigpu.sbatch", 8),
@@ -47,8 +47,8 @@ LATER_RECIPES = [  # of stages that save within an epoch
     Step("preemptible.py", "recipes/step_timeout.py", 30),
     Step("elastic_ddp.py", "recipes/own_disks.py", 9),
     Step("elastic_ddp.py", "recipes/stream.py", 80),
-    Step("elastic_ddp.py", "recipes/save_after_failure.py", 23),
-    Step("recipes/save_after_failure.py", "recipes/regroup.py", 116),
+    Step("elastic_ddp.py", "recipes/save_after_failure.py", 25),
+    Step("recipes/save_after_failure.py", "recipes/regroup.py", 117),
 ]
 BY_HAND = [
     Step("multigpu_torchrun.py", "by_hand/ddp.py", 45),
@@ -64,7 +64,7 @@ GPT = [
     Step("gpt/dcp.py", "gpt/fsdp.py", 43),
     Step("gpt/fsdp.py", "gpt/accumulate.py", 22),
     Step("gpt/accumulate.py", "gpt/async_save.py", 47),
-    Step("gpt/async_save.py", "gpt/tokens.py", 87),
+    Step("gpt/async_save.py", "gpt/tokens.py", 85),
     Step("gpt/tokens.py", "gpt/llama.py", 112),
     Step("gpt/llama.py", "gpt/documents.py", 56),
     Step("gpt/llama.py", "gpt/chunked_loss.py", 30),
