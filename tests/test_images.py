@@ -4,11 +4,13 @@ import re
 
 import pytest
 import torch
-from helpers import FORK
+from helpers import FORK, patch
 from torch import nn
 
-from recipes.images import RandomShift
+from tools.launch.jobs import pretend_gpus
 from tools.steps import ROOT
+
+SCRIPT = "recipes/images.py"
 
 PAGE = (ROOT / "docs/recipes/images.md").read_text()
 SNIPPETS = re.findall(r"^```python\n(.*?)^```.*?^```text\n(.*?)^```", PAGE, re.S | re.M)
@@ -16,6 +18,8 @@ SNIPPETS = re.findall(r"^```python\n(.*?)^```.*?^```text\n(.*?)^```", PAGE, re.S
 
 def test_shifts_depend_on_sample_and_epoch():
     """All nine shifts are equally frequent; in the same epoch, a sample always has the same one."""
+    from recipes.images import RandomShift  # which the other tests do not need
+
     image = torch.arange(1.0, 65).view(1, 8, 8)
     samples = RandomShift([(image, 0)] * 900, seed=3)
 
@@ -29,6 +33,15 @@ def test_shifts_depend_on_sample_and_epoch():
     assert all(60 < shifts.count(shift) < 140 for shift in expected)
     assert 60 < sum(map(int.__eq__, shifts, drawn(2))) < 140
     assert drawn(1) == shifts
+
+
+@pytest.mark.long
+@pytest.mark.nightly
+def test_batch_norm_is_synchronized(shell):
+    convert = 'lambda model: print("converted") or model'  # pretended GPUs have no kernel for it
+    setup = f"script.nn.SyncBatchNorm.convert_sync_batchnorm = {convert}"
+    ranks = shell.ranks(f"{patch(shell.folder, SCRIPT, setup)} 1", 2, **pretend_gpus(2))
+    assert ranks.succeeds().count("converted") == 2
 
 
 @pytest.mark.parametrize(("number", "ranks"), [(0, 1), (1, 2)])
