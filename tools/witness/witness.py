@@ -150,12 +150,15 @@ def note_step(optimizer, args, options):
     steps += 1
 
 
+def note_save(path, **more):
+    path = os.path.abspath(path) if isinstance(path, str | os.PathLike) else ""
+    inode = os.stat(path).st_ino if os.path.exists(path) else None  # of what is written over
+    write(saved=path, inode=inode, place=place(), **more)
+
+
 def save(state, file, *args, **options):
-    path = getattr(file, "name", file)
     if not is_library(sys._getframe(1)):
-        path = os.path.abspath(path) if isinstance(path, str | os.PathLike) else ""
-        inode = os.stat(path).st_ino if os.path.exists(path) else None  # of the file written over
-        write(saved=path, inode=inode, place=place())
+        note_save(getattr(file, "name", file))
     return original["save"](state, file, *args, **options)
 
 
