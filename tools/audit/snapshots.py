@@ -1,6 +1,6 @@
 """What tools.audit asks of snapshots: who writes them, how, and what a kill costs."""
 
-import zipfile
+import contextlib
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +19,13 @@ def one_line(text):
 
 def size_of(path):
     return sum(file.stat().st_size for file in [path, *path.rglob("*")] if file.is_file())
+
+
+def is_saved(file):
+    """Whether a file is a whole one of torch.save, and no part of a distributed checkpoint."""
+    with contextlib.suppress(RuntimeError, OSError):
+        return file.suffix != ".distcp" and bool(torch._C.PyTorchFileReader(str(file)))
+    return False
 
 
 def names_in(state):
@@ -72,9 +79,7 @@ class Snapshots:
             self.say(kind, saves[0], text, SAVING)
 
     def look_into_files(self, run, save):
-        for file in [
-            file for file in (self.folder / "first").rglob("*") if zipfile.is_zipfile(file)
-        ]:
+        for file in filter(is_saved, (self.folder / "first").rglob("*")):
             if refused := get_unsafe_globals_in_checkpoint(file):
                 text = f"to load {file.name} is unsafe: weights_only=True refuses {refused[0]}"
                 self.say("look", save, text, SAVING)

@@ -5,6 +5,8 @@ import statistics
 from collections import Counter
 from itertools import pairwise, product
 
+from tools.audit.data import epochs_of
+
 ROUNDING = 1e-4  # of a gradient's product, relative to the largest
 HALF = "autocast|bfloat16|float16|half"  # a script with one of these rounds more
 TALKS = r"reduce|gather|broadcast|send|scatter|[sS]hard|[pP]arallel"  # between ranks
@@ -203,15 +205,16 @@ class Training:
         ranks = list(zip(*run.steps, strict=False))
         kinds = {}
         for rank, events in enumerate(self.trained(run)):
+            starts = [epoch["at"] for epoch in epochs_of(events)]
             printed = {}  # by the line that prints, and by step
             for event in [event for event in events if "printed" in event]:
                 numbers = printed.setdefault((event["place"], event["form"]), {})
                 numbers.setdefault(event["at"], []).extend(event["printed"])
             for (place, _), numbers in printed.items():
                 for column in zip(*numbers.values(), strict=False):
-                    if self.follows_any(column, [*numbers], ranks):
+                    if self.follows_any(column, [*numbers], ranks, starts):
                         kinds["ok"] = place
-                    elif self.follows_any(column, [*numbers], [[r[rank]] for r in ranks]):
+                    elif self.follows_any(column, [*numbers], [[r[rank]] for r in ranks], starts):
                         kinds["look"] = place
         if "ok" in kinds:
             self.say("ok", None, "the loss that it prints is that of all ranks")
@@ -222,7 +225,7 @@ class Training:
             self.say("unseen", None, "whether a loss that it logs is that of all ranks")
 
     @staticmethod
-    def follows_any(printed, ats, steps):
+    def follows_any(printed, ats, steps, starts):
         """Whether numbers printed after so many steps follow a mean of the losses of `steps`."""
         if len(printed) < 3:
             return False
@@ -230,7 +233,7 @@ class Training:
             [(at - 1, at) for at in ats],
             [(at, at + 1) for at in ats],  # before the step
             list(pairwise([0, *ats])),
-            [(0, at) for at in ats],
+            [(max([0, *(n for n in starts if n < at)]), at) for at in ats],  # of the epoch
         ]
         for window, weighted in product(windows, (False, True)):
             means = []

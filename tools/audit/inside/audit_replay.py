@@ -15,6 +15,7 @@ from witness_batches import random_states
 
 batches = []  # that have come since the last step
 states = None  # of the random numbers when the last one came
+manual_seed = torch.manual_seed
 joined = None  # those to come, where they are taken
 
 
@@ -23,6 +24,14 @@ def keep_batch(batch):
     batches.append(batch)
     states = random_states()
     return batch
+
+
+def seed(number):
+    """What follows a seed is random only from there on."""
+    global states
+    generator = manual_seed(number)
+    states = random_states()
+    return generator
 
 
 def weights():
@@ -62,6 +71,7 @@ def take_joined(batch):
 
 
 def install():
+    torch.manual_seed = seed
     if "AUDIT_REPLAY" in os.environ:
         witness_batches.change.append(take_joined)
     witness_batches.change.append(keep_batch)
