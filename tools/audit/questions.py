@@ -63,6 +63,7 @@ class Audit(Training, Data, Snapshots):
         self.launcher = args.launcher or launcher(self.text, args.ranks).split()[0]
         self.gpus = "cuda" in self.text or "accelerator" in self.text
         self.findings = []
+        self.whole = None  # a run with a seed
 
     def say(self, kind, event, text, page=""):
         """Keeps a finding, once; `event` has its place in the script."""
@@ -85,6 +86,11 @@ class Audit(Training, Data, Snapshots):
         run = Run([job], events, self.args.script)
         run.limited = (events / "limited").exists()
         return run
+
+    def whole_run(self, keep=""):
+        """Runs the script with a seed, once; the batches of step `keep` are kept."""
+        self.whole = self.whole or self.run("whole", AUDIT_SEED="7", AUDIT_KEEP=keep)
+        return self.whole
 
     def variables(self, ranks, events):
         return {

@@ -11,6 +11,7 @@ from torch.serialization import get_unsafe_globals_in_checkpoint
 from tools.audit.training import same
 
 LOADING, SAVING = "singlegpu.md#loading-a-snapshot", "singlegpu.md#saving-a-snapshot"
+ONE_RANK = "multigpu.md#logging-and-saving-on-one-rank"
 
 
 def one_line(text):
@@ -49,14 +50,17 @@ class Snapshots:
             number, name = writers[save["saved"]], Path(save["saved"]).name
             if number > 1 and "folder" not in save:
                 text = f"{number} ranks write {name}, one over the other's"
-                page = "multigpu.md#logging-and-saving-on-one-rank"
-                self.say("wrong", save, text, page)
+                self.say("wrong", save, text, ONE_RANK)
         for events, path in [(events, path) for events in by_process for path in writers]:
             self.look_at_overwriting([e for e in events if e["saved"] == path], Path(path))
-        for event in [event for event in run.events if event.get("renamed") in writers]:
-            if not event["synced"]:
+        renames = [event for event in run.events if event.get("renamed") in writers]
+        for rename in renames:
+            if not rename["synced"]:
                 text = "renamed without fsync: after a power failure, the file may be empty"
-                self.say("look", event, text, SAVING)
+                self.say("look", rename, text, SAVING)
+            if len({e["rank"] for e in renames if e["to"] == rename["to"]}) > 1:
+                name = Path(rename["to"]).name
+                self.say("look", rename, f"several ranks write {name}: one is enough", ONE_RANK)
         if saves:
             self.look_into_files(run, saves[0])
         total = len(run.steps[0])
@@ -97,7 +101,7 @@ class Snapshots:
 
     def kill_and_resume(self, save, next_save):
         at = (save["at"] + next_save + 1) // 2
-        whole = self.run("whole", AUDIT_SEED="7")
+        whole = self.whole_run()
         killed = self.run("killed", AUDIT_SEED="7", AUDIT_SIGNAL=f"{at} 9")
         again = self.run("killed", self.args.resume, AUDIT_SEED="7")
         if not all(map(same, killed.steps[0], whole.steps[0])):

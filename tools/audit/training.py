@@ -257,12 +257,11 @@ class Training:
         ranks = [steps[number] for steps in run.steps]
         why = self.why_not_alone(run, ranks)
         if not why:
-            limits = {"AUDIT_SEED": "7", "AUDIT_STEPS": str(number + 1)}
-            several = self.run("several", AUDIT_KEEP=str(number), **limits)
-            limits["AUDIT_STEPS"] = "1"
-            alone = self.run("alone", ranks=1, AUDIT_REPLAY=str(several.folder), **limits)
-            if [len(several.steps), len(alone.steps)] == [self.ranks, 1]:
-                ranks = [steps[number] for steps in several.steps]
+            whole = self.whole_run(keep=str(number))
+            replay = {"AUDIT_REPLAY": str(whole.folder), "AUDIT_STEPS": "1"}
+            alone = self.run("alone", ranks=1, AUDIT_SEED="7", **replay)
+            if [len(whole.steps), len(alone.steps)] == [self.ranks, 1]:
+                ranks = [steps[number] for steps in whole.steps]
                 return self.compare_with_one(ranks, alone.steps[0][0], number)
             why = "it does not train so"
         self.say("unseen", None, f"whether a gradient is that of one process: {why}")
@@ -286,7 +285,7 @@ class Training:
         (_, (used, *_)), (_, (one,)) = known_products(ranks), known_products([alone])
         if sorted(samples) != sorted(alone["samples"]) or len(used) != len(one):
             return self.say(
-                "unseen", None, "whether a gradient is that of one process: its samples"
+                "unseen", None, "whether a gradient is that of one process: it has other samples"
             )
         rounding = 0.03 if re.search(HALF, self.text) else 1e-3
         factor = factor_between(used, one)

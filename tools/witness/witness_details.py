@@ -194,7 +194,7 @@ def note_checkpoint(name, storage):
 
 
 def note_fsync(file):
-    synced.add(os.fstat(file).st_ino)
+    synced.add(os.fstat(file if isinstance(file, int) else file.fileno()).st_ino)
     return original["fsync"](file)
 
 
@@ -203,9 +203,9 @@ def note_rename(name):
 
     def noted(old, new, **options):
         if not is_library(sys._getframe(1)):
-            path = os.path.abspath(old)
+            path, target = os.path.abspath(old), os.path.abspath(new)
             on_disk = os.path.exists(path) and os.stat(path).st_ino in synced
-            write(renamed=path, synced=on_disk, place=place())
+            write(renamed=path, to=target, synced=on_disk, place=place())
         return rename(old, new, **options)
 
     setattr(os, name, noted)

@@ -21,8 +21,9 @@ joined = None  # those to come, where they are taken
 
 def keep_batch(batch):
     global states
-    batches.append(batch)
-    states = random_states()
+    if torch.is_grad_enabled():  # else it evaluates
+        batches.append(batch)
+        states = random_states()
     return batch
 
 
@@ -59,6 +60,8 @@ def join(*leaves):
 
 def take_joined(batch):
     global joined
+    if not torch.is_grad_enabled():
+        return batch
     if joined is None:
         files = sorted(Path(os.environ["AUDIT_REPLAY"]).glob("*.kept"), key=lambda f: int(f.stem))
         load = witness.original["load"]
