@@ -66,9 +66,10 @@ class Trainer:
             for first, second in zip(batches[::2], batches[1::2], strict=True):
                 self.step(first, second)
             dist.all_reduce(self.total)
+            val = self.evaluate()
             if dist.get_rank() == 0:
                 loss = self.total.item() / len(batches) / dist.get_world_size() * 2
-                print(f"epoch {epoch} loss {loss:.5f} val {self.evaluate():.5f}")
+                print(f"epoch {epoch} loss {loss:.5f} val {val:.5f}")
                 self.save(epoch + 1)
             dist.barrier()
 

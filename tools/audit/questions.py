@@ -85,6 +85,7 @@ class Audit(Training, Data, Snapshots):
         job = self.shell.ranks_on(folders, f"{events}/start.py {arguments}", **variables)
         run = Run([job], events, self.args.script)
         run.limited = (events / "limited").exists()
+        run.home = self.folder / name
         return run
 
     def whole_run(self, keep=""):

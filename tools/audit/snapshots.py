@@ -46,23 +46,10 @@ class Snapshots:
         by_process = [[e for e in events if e.get("saved")] for events in run.processes]
         saves = [save for saves in by_process for save in saves]
         writers = Counter(path for saves in by_process for path in {s["saved"] for s in saves})
-        for save in saves:
-            number, name = writers[save["saved"]], Path(save["saved"]).name
-            if number > 1 and "folder" not in save:
-                text = f"{number} ranks write {name}, one over the other's"
-                self.say("wrong", save, text, ONE_RANK)
+        self.look_at_writers(run, saves, writers)
         for events, path in [(events, path) for events in by_process for path in writers]:
             self.look_at_overwriting([e for e in events if e["saved"] == path], Path(path))
-        renames = [event for event in run.events if event.get("renamed") in writers]
-        for rename in renames:
-            if not rename["synced"]:
-                text = "renamed without fsync: after a power failure, the file may be empty"
-                self.say("look", rename, text, SAVING)
-            if len({e["rank"] for e in renames if e["to"] == rename["to"]}) > 1:
-                name = Path(rename["to"]).name
-                self.say("look", rename, f"several ranks write {name}: one is enough", ONE_RANK)
-        if saves:
-            self.look_into_files(run, saves[0])
+        self.look_into_files(run, saves)
         total = len(run.steps[0])
         if saves and not run.limited and saves[-1]["at"] < total:
             text = f"its last save comes after {saves[-1]['at']} of {total} steps"
@@ -74,6 +61,21 @@ class Snapshots:
         else:
             self.kill_and_resume(next(s for s in saves if s["at"] == times[0]), [*times, total][1])
 
+    def look_at_writers(self, run, saves, writers):
+        for save in [save for save in saves if "folder" not in save]:
+            number, name = writers[save["saved"]], Path(save["saved"]).name
+            if number > 1:
+                text = f"{number} ranks write {name}, one over the other's"
+                self.say("wrong", save, text, ONE_RANK)
+        renames = [event for event in run.events if event.get("renamed") in writers]
+        for rename in renames:
+            name = Path(rename["to"]).name
+            if not rename["synced"]:
+                text = f"{name} is renamed without fsync: a power failure may leave it empty"
+                self.say("look", rename, text, SAVING)
+            if len({e["rank"] for e in renames if e["to"] == rename["to"]}) > 1:
+                self.say("look", rename, f"several ranks write {name}: one is enough", ONE_RANK)
+
     def look_at_overwriting(self, saves, path):
         over = any(b["inode"] and a["inode"] in (None, b["inode"]) for a, b in pairwise(saves))
         if over and path.exists():
@@ -82,22 +84,22 @@ class Snapshots:
             text = "writes over the last snapshot: killed meanwhile, it leaves none"
             self.say(kind, saves[0], text, SAVING)
 
-    def look_into_files(self, run, save):
-        for file in filter(is_saved, (self.folder / "first").rglob("*")):
+    def look_into_files(self, run, saves):
+        """Looks whether files load with weights_only, and what is in them."""
+        names = set()
+        for file in filter(is_saved, run.home.rglob("*") if saves else []):
             if refused := get_unsafe_globals_in_checkpoint(file):
                 text = f"to load {file.name} is unsafe: weights_only=True refuses {refused[0]}"
-                self.say("look", save, text, SAVING)
-                continue
-            names = {*names_in(torch.load(file, "cpu", weights_only=True))}
-            for wrapper in ("module.", "_orig_mod."):
-                if any(name.startswith(wrapper) for name in names):
-                    text = f"names in {file.name} begin with {wrapper}: save the model inside"
-                    self.say("look", save, text, SAVING)
-            if any(step["scales"] for step in run.steps[0]) and "growth_factor" not in names:
-                text = "the state of the gradient scaler is not saved"
-                self.say(
-                    "look", save, text, "recipes/mixed_precision.md#the-scaler-in-the-snapshot"
-                )
+                self.say("look", saves[0], text, SAVING)
+            else:
+                names.update(names_in(torch.load(file, "cpu", weights_only=True)))
+        for wrapper in ("module.", "_orig_mod."):
+            if any(name.startswith(wrapper) for name in names):
+                text = f"names in the snapshot begin with {wrapper}: save the model inside"
+                self.say("look", saves[0], text, SAVING)
+        if names and any(step["scales"] for step in run.steps[0]) and "growth_factor" not in names:
+            page = "recipes/mixed_precision.md#the-scaler-in-the-snapshot"
+            self.say("look", saves[0], "the state of the gradient scaler is not saved", page)
 
     def kill_and_resume(self, save, next_save):
         at = (save["at"] + next_save + 1) // 2

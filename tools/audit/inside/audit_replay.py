@@ -15,7 +15,6 @@ from witness_batches import random_states
 
 batches = []  # that have come since the last step
 states = None  # of the random numbers when the last one came
-manual_seed = torch.manual_seed
 joined = None  # those to come, where they are taken
 
 
@@ -27,12 +26,13 @@ def keep_batch(batch):
     return batch
 
 
-def seed(number):
-    """What follows a seed is random only from there on."""
-    global states
-    generator = manual_seed(number)
-    states = random_states()
-    return generator
+def has_drawn():
+    """Whether random numbers were drawn since the last batch came, or since torch had a seed."""
+    states_now = random_states()
+    fresh = torch.Generator().manual_seed(torch.initial_seed())
+    if torch.equal(fresh.get_state(), torch.get_rng_state()):
+        states_now["torch"] = states["torch"]
+    return states_now != states
 
 
 def weights():
@@ -45,9 +45,8 @@ def describe(optimizer, parameters):
     if str(witness.steps) == os.environ["AUDIT_KEEP"]:
         kept = {"batches": batches, "weights": weights()}
         witness.original["save"](kept, witness.folder() / f"{witness.get_rank()}.kept")
-    is_random = random_states() != states
     batches.clear()
-    return [("random", is_random)]
+    return [("random", states is not None and has_drawn())]
 
 
 def join(*leaves):
@@ -74,7 +73,6 @@ def take_joined(batch):
 
 
 def install():
-    torch.manual_seed = seed
     if "AUDIT_REPLAY" in os.environ:
         witness_batches.change.append(take_joined)
     witness_batches.change.append(keep_batch)
