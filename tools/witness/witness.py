@@ -156,15 +156,15 @@ def note_save(path, **more):
     write(saved=path, inode=inode, place=place(), **more)
 
 
-def save(state, file, *args, **options):
+def save(obj, f, *args, **options):
     if not is_library(sys._getframe(1)):
-        note_save(getattr(file, "name", file))
-    return original["save"](state, file, *args, **options)
+        note_save(getattr(f, "name", f))
+    return original["save"](obj, f, *args, **options)
 
 
-def load(file, map_location=None, *args, **options):
+def load(f, map_location=None, *args, **options):
     write(loaded_to=str(map_location), place=place())
-    return original["load"](file, map_location, *args, **options)
+    return original["load"](f, map_location, *args, **options)
 
 
 def watch_lines():

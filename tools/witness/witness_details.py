@@ -181,32 +181,32 @@ def note_checkpoint(name, storage):
     call = getattr(checkpoint, name)
 
     @functools.wraps(call)
-    def noted(state, *args, **options):
+    def noted(state_dict, **options):
         path = options.get("checkpoint_id") or getattr(options.get(storage), "path", "")
         if not is_library(sys._getframe(1)):
             if name == "load":
                 write(loaded_to="a folder", place=place())
             else:
                 witness.note_save(path, folder=True)
-        return call(state, *args, **options)
+        return call(state_dict, **options)
 
     setattr(checkpoint, name, noted)
 
 
-def note_fsync(file):
-    synced.add(os.fstat(file if isinstance(file, int) else file.fileno()).st_ino)
-    return original["fsync"](file)
+def note_fsync(fd):
+    synced.add(os.fstat(fd if isinstance(fd, int) else fd.fileno()).st_ino)
+    return original["fsync"](fd)
 
 
 def note_rename(name):
     rename = getattr(os, name)
 
-    def noted(old, new, **options):
+    def noted(src, dst, **options):
         if not is_library(sys._getframe(1)):
-            path, target = os.path.abspath(old), os.path.abspath(new)
+            path, target = os.path.abspath(src), os.path.abspath(dst)
             on_disk = os.path.exists(path) and os.stat(path).st_ino in synced
             write(renamed=path, to=target, synced=on_disk, place=place())
-        return rename(old, new, **options)
+        return rename(src, dst, **options)
 
     setattr(os, name, noted)
 
