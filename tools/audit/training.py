@@ -172,7 +172,7 @@ class Training:
         first = steps[0][0]
         counts = [ranks[0]["syncs"] for ranks in steps]
         if self.ranks > 1 and len(counts) > 2 and min(counts[:-1]) > 1:  # an epoch may end within
-            text = f"DDP averages the gradients {counts[0]} times in a step: no_sync is missing"
+            text = f"DDP averages the gradients {counts[0]} times in a step: is no_sync missing?"
             self.say("look", first, text, "recipes/gradient_accumulation.md")
         if self.ranks > 1 and all(ranks[0]["searches"] for ranks in steps):
             text = "find_unused_parameters costs time, and none is unused in these steps"
@@ -195,8 +195,10 @@ class Training:
                 text += " model.module does not, and need not be called by all ranks"
                 self.say("look", event, text, "recipes/evaluate.md")
             if "clips_scaled" in event:
-                text = "gradients are clipped before the scaler's unscale_: all far too small"
-                self.say("wrong", event, text, "recipes/mixed_precision.md")
+                text = (
+                    "gradients are clipped before the scaler's unscale_: all become far too small"
+                )
+                self.say("look", event, text, "recipes/mixed_precision.md")
 
     def look_at_log(self, run):
         """Looks for a printed number that follows the loss, of all ranks or of one."""
