@@ -195,9 +195,7 @@ class Training:
                 text += " model.module does not, and need not be called by all ranks"
                 self.say("look", event, text, "recipes/evaluate.md")
             if "clips_scaled" in event:
-                text = (
-                    "gradients are clipped before the scaler's unscale_: all become far too small"
-                )
+                text = "gradients are clipped before the scaler's unscale_: far too much"
                 self.say("look", event, text, "recipes/mixed_precision.md")
 
     def look_at_log(self, run):
@@ -205,7 +203,7 @@ class Training:
         if self.ranks < 2 or not self.parallel:
             return
         ranks = list(zip(*run.steps, strict=False))
-        kinds = {}
+        found = set()
         for rank, events in enumerate(self.trained(run)):
             starts = [epoch["at"] for epoch in epochs_of(events)]
             printed = {}  # by the line that prints, and by step
@@ -215,15 +213,12 @@ class Training:
             for (place, _), numbers in printed.items():
                 for column in zip(*numbers.values(), strict=False):
                     if self.follows_any(column, [*numbers], ranks, starts):
-                        kinds["ok"] = place
+                        found.add(("ok", None, "a loss that it prints is that of all ranks"))
                     elif self.follows_any(column, [*numbers], [[r[rank]] for r in ranks], starts):
-                        kinds["look"] = place
-        if "ok" in kinds:
-            self.say("ok", None, "the loss that it prints is that of all ranks")
-        elif "look" in kinds:
-            text = "the loss that is printed is that of one rank, not of all"
-            self.say("look", {"place": kinds["look"]}, text, SAVING)
-        else:
+                        found.add(("look", place, "the loss is that of one rank, not of all"))
+        for kind, place, text in found:
+            self.say(kind, place and {"place": place}, text, SAVING if place else "")
+        if not found:
             self.say("unseen", None, "whether a loss that it logs is that of all ranks")
 
     @staticmethod
