@@ -79,7 +79,8 @@ class Snapshots:
     def look_at_overwriting(self, saves, path):
         over = any(b["inode"] and a["inode"] in (None, b["inode"]) for a, b in pairwise(saves))
         if over and path.exists():
-            beside = [size_of(other) for other in path.parent.iterdir()]
+            others = [other for other in path.parent.iterdir() if other.is_dir() or is_saved(other)]
+            beside = [size_of(other) for other in others]
             kind = "look" if len([n for n in beside if n > size_of(path) / 2]) > 1 else "wrong"
             text = "writes over the last snapshot: killed meanwhile, it leaves none"
             self.say(kind, saves[0], text, SAVING)

@@ -288,6 +288,8 @@ class Training:
             return self.say("unseen", None, text)
         factor = factor_between(used, one)
         scale = max(map(abs, used), default=0)
+        if not scale or not any(one):
+            return None  # nothing is learned
         if not close(used, [factor * x for x in one], scale, rounding):
             self.say("look", ranks[0], text, page)
         elif abs(factor - 1) > rounding:

@@ -7,6 +7,7 @@ import functools
 import os
 import re
 import sys
+import weakref
 
 import torch
 import torch.distributed as dist
@@ -35,6 +36,7 @@ original = {
 }
 wrapped = {}  # the parameters that DDP should average, and whether it looks for unused ones
 optimizers = []
+followed = weakref.WeakValueDictionary()  # their parameters, by id
 products = {}  # of the gradients that this process has computed since the last step, by parameter
 syncs = {}  # how many passes since the last step have averaged a parameter's gradient
 losses = []  # on which a backward pass was called since the last step
@@ -66,7 +68,9 @@ def follow(optimizer, group):
     if optimizer not in optimizers:
         optimizers.append(optimizer)
     for parameter in optimizer.param_groups[-1]["params"]:
-        if parameter.requires_grad and not hasattr(parameter, "to_local"):
+        is_new = followed.get(id(parameter)) is not parameter  # to any optimizer
+        if is_new and parameter.requires_grad and not hasattr(parameter, "to_local"):
+            followed[id(parameter)] = parameter
             parameter.register_hook(functools.partial(add, id(parameter)))
 
 
