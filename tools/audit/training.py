@@ -10,6 +10,7 @@ from tools.audit.data import epochs_of
 ROUNDING = 1e-4  # of a gradient's product, relative to the largest
 HALF = "autocast|bfloat16|float16|half"  # a script with one of these rounds more
 TALKS = r"reduce|gather|broadcast|send|scatter|[sS]hard|[pP]arallel"  # between ranks
+EVALUATING = "recipes/evaluate.md"
 SAVING = "multigpu.md#logging-and-saving-on-one-rank"
 
 
@@ -84,6 +85,41 @@ def follows(printed, losses):
     )
 
 
+def columns(events):
+    """Yields numbers that one line prints again and again, and after how many steps it does."""
+    printed = {}
+    for event in [event for event in events if "printed" in event]:
+        numbers = printed.setdefault((event["place"], event["form"]), {})
+        numbers.setdefault(event["at"], []).extend(event["printed"])
+    for (place, _), numbers in printed.items():
+        for column in zip(*numbers.values(), strict=False):
+            if len(column) > 2:
+                yield place, [*numbers], column
+
+
+def mean_loss(steps, weighted):
+    """Returns the mean of steps' losses, or of their samples'."""
+    steps = [s for ranks in steps for s in ranks if s["losses"]]
+    counts = [len(s["samples"]) if weighted else 1 for s in steps]
+    losses = [statistics.fmean(s["losses"]) * n for s, n in zip(steps, counts, strict=True)]
+    return sum(losses) / sum(counts) if sum(counts) else float("nan")
+
+
+def follows_any(printed, ats, starts, steps):
+    """Whether numbers printed after so many steps follow a mean of the losses of `steps`."""
+    windows = [
+        [(at - 1, at) for at in ats],
+        [(at, at + 1) for at in ats],  # before the step
+        list(pairwise([0, *ats])),
+        [(max([0, *(n for n in starts if n < at)]), at) for at in ats],  # of the epoch
+    ]
+    for window, weighted in product(windows, (False, True)):
+        means = [mean_loss(steps[max(start, 0) : end], weighted) for start, end in window]
+        if all(m == m for m in means) and follows(printed, means):
+            return True
+    return False
+
+
 class Training:
     """Questions about the steps of all ranks; a part of questions.Audit."""
 
@@ -127,7 +163,7 @@ class Training:
         for (before, *_), (after, *_) in pairwise(steps):
             if before["training"] and not after["training"]:
                 text = "the model goes on training in eval mode: train() is missing"
-                self.say("look", after, text, "recipes/evaluate.md")
+                self.say("look", after, text, EVALUATING)
 
     def look_at_shards_of_weights(self, steps):
         """Looks whether ranks that hold the same part of a sharded model hold the same weights."""
@@ -190,10 +226,12 @@ class Training:
                 text = "two ranks have the same random numbers, so that they drop the same units"
                 self.say("look", run.steps[0][0], text, "multigpu.md")
         for event in run.events:
-            if "broadcasts" in event and self.ranks > 1:
+            if event.get("drops"):
+                self.say("look", event, "evaluates with dropout: eval() is missing", EVALUATING)
+            if event.get("broadcasts") and self.ranks > 1:
                 text = "evaluates through DDP, which broadcasts the buffers at each call:"
                 text += " model.module does not, and need not be called by all ranks"
-                self.say("look", event, text, "recipes/evaluate.md")
+                self.say("look", event, text, EVALUATING)
             if "clips_scaled" in event:
                 text = "gradients are clipped before the scaler's unscale_: far too much"
                 self.say("look", event, text, "recipes/mixed_precision.md")
@@ -204,48 +242,21 @@ class Training:
             return
         ranks = list(zip(*run.steps, strict=False))
         found = set()
-        for rank, events in enumerate(self.trained(run)):
+        trained = self.trained(run)
+        prints = [{e["place"] for e in events if "printed" in e} for events in trained]
+        for rank, events in enumerate(trained):
+            own = [[step[rank]] for step in ranks]
             starts = [epoch["at"] for epoch in epochs_of(events)]
-            printed = {}  # by the line that prints, and by step
-            for event in [event for event in events if "printed" in event]:
-                numbers = printed.setdefault((event["place"], event["form"]), {})
-                numbers.setdefault(event["at"], []).extend(event["printed"])
-            for (place, _), numbers in printed.items():
-                for column in zip(*numbers.values(), strict=False):
-                    if self.follows_any(column, [*numbers], ranks, starts):
-                        found.add(("ok", None, "a loss that it prints is that of all ranks"))
-                    elif self.follows_any(column, [*numbers], [[r[rank]] for r in ranks], starts):
-                        found.add(("look", place, "the loss is that of one rank, not of all"))
+            for place, ats, numbers in columns(events):
+                alone = sum(place in places for places in prints) == 1  # else each prints its own
+                if follows_any(numbers, ats, starts, ranks):
+                    found.add(("ok", None, "a loss that it prints is that of all ranks"))
+                elif alone and follows_any(numbers, ats, starts, own):
+                    found.add(("look", place, "the loss is that of one rank, not of all"))
         for kind, place, text in found:
             self.say(kind, place and {"place": place}, text, SAVING if place else "")
         if not found:
             self.say("unseen", None, "whether a loss that it logs is that of all ranks")
-
-    @staticmethod
-    def follows_any(printed, ats, steps, starts):
-        """Whether numbers printed after so many steps follow a mean of the losses of `steps`."""
-        if len(printed) < 3:
-            return False
-        windows = [
-            [(at - 1, at) for at in ats],
-            [(at, at + 1) for at in ats],  # before the step
-            list(pairwise([0, *ats])),
-            [(max([0, *(n for n in starts if n < at)]), at) for at in ats],  # of the epoch
-        ]
-        for window, weighted in product(windows, (False, True)):
-            means = []
-            for start, end in window:
-                losses = [
-                    (statistics.fmean(s["losses"]), len(s["samples"]) if weighted else 1)
-                    for ranks in steps[max(start, 0) : end]
-                    for s in ranks
-                    if s["losses"]
-                ]
-                total = sum(count for _, count in losses)
-                means.append(sum(x * n for x, n in losses) / total if total else float("nan"))
-            if all(m == m for m in means) and follows(printed, means):
-                return True
-        return False
 
     def look_at_one_process(self, run):
         """Makes a step again in one process, with the samples of all ranks."""

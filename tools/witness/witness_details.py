@@ -41,7 +41,7 @@ products = {}  # of the gradients that this process has computed since the last 
 syncs = {}  # how many passes since the last step have averaged a parameter's gradient
 losses = []  # on which a backward pass was called since the last step
 waits = set()  # the lines that have called item() of a loss since the last step
-evaluated = set()  # the DDP modules that were called without gradients
+evaluated = set()  # the models that were called without gradients
 synced = set()  # the inodes of files that are on the disk
 scaler = None  # which has scaled a loss since the last step
 
@@ -81,11 +81,18 @@ def note_wrapper(ddp, module, *args, **options):
     original["wrap"](ddp, module, *args, **options)
 
 
+def drops(modules):
+    return any(isinstance(m, _DropoutNd) and m.p > 0 and m.training for m in modules)
+
+
 def note_evaluation(module, inputs):
-    if isinstance(module, DistributedDataParallel) and not torch.is_grad_enabled():
-        if module not in evaluated and module.will_sync_module_buffers():
-            write(broadcasts=True, place=place())
-        evaluated.add(module)
+    models = [model for root in witness.roots for model in (root, getattr(root, "module", None))]
+    if torch.is_grad_enabled() or module not in models or module in evaluated:
+        return
+    evaluated.add(module)
+    is_ddp = isinstance(module, DistributedDataParallel)
+    broadcasts = is_ddp and module.will_sync_module_buffers()
+    write(broadcasts=broadcasts, drops=drops(module.modules()), place=place())
 
 
 def note_backward(tensors, *args, **options):
@@ -130,7 +137,7 @@ def describe(optimizer, parameters):
         "searches": all_used and any(wrapped.get(id(p)) for p in trained),
         "fsdp": any(isinstance(module, FSDPModule) for module in modules)
         and all(hasattr(p, "device_mesh") and p.device_mesh.shape == world for p in parameters),
-        "dropout": any(isinstance(m, _DropoutNd) and m.p > 0 and m.training for m in modules),
+        "dropout": drops(modules),
         "batch_norm": any(isinstance(m, _BatchNorm) and m.training for m in modules),
         "scales": scaler is not None,
         "stateful": any(torch.is_tensor(value) and value.ndim > 0 for value in state),
