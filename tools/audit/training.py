@@ -180,7 +180,7 @@ class Training:
             self.say("ok", None, "ranks that hold the same part of the model have equal weights")
         elif not first["fsdp"]:
             self.say("unseen", None, "whether the ranks' weights agree: they hold different parts")
-        if self.ranks > 1 and all(step["held"] == step["whole"] for step in steps[0]):
+        if len(shards) == 1 < self.ranks and first["held"] == first["whole"]:
             text = "each rank holds the whole model: by its mesh, nothing is sharded"
             self.say("look", first, text, "gpt/fsdp.md#sharding-the-model")
 
