@@ -110,33 +110,44 @@ def shard(parameter):
     return mesh.mesh.tolist(), [c if p.is_shard() else None for p, c in places]
 
 
-def describe(optimizer, parameters):
-    """Returns what the event of a step has, too."""
-    global scaler
-    modules = {module for root in witness.roots for module in root.modules()}
+def describe_gradients(parameters):
     trained = [p for p in parameters if p.requires_grad]
     all_used = all(id(p) in products for p in trained)
     own = [products.pop(id(p), None) for p in parameters]
     gradients = [local(p.grad) for p in parameters if p.grad is not None]
-    state = tree_leaves([list(values.values()) for values in optimizer.state.values()])
-    world = (dist.get_world_size() if dist.is_initialized() else 1,)
-    more = {
-        "optimizer": id(optimizer),
-        "place": place(),
-        "digest": digest([hashes(local(p).detach().flatten()[None]) for p in parameters]),
+    return {
         "own": own[:MAX_GRADIENTS],
         "used": [None if p.grad is None else product(p.grad) for p in parameters[:MAX_GRADIENTS]],
-        "losses": losses[:],
         "has_gradient": any(value is not None for value in own),
         "largest": max((float(g.abs().max()) for g in gradients if g.numel()), default=0.0),
-        "sharded": any(hasattr(p, "to_local") for p in parameters),
-        "shard": digest([shard(p) for p in parameters]),
-        "whole": sum(p.numel() for p in parameters),
         "ddp": all(id(p) in wrapped for p in trained),
         "syncs": max((syncs.pop(id(p), 0) for p in parameters), default=0),
         "searches": all_used and any(wrapped.get(id(p)) for p in trained),
+    }
+
+
+def describe_shards(parameters, modules):
+    world = (dist.get_world_size() if dist.is_initialized() else 1,)
+    return {
+        "sharded": any(hasattr(p, "to_local") for p in parameters),
+        "shard": digest([shard(p) for p in parameters]),
+        "whole": sum(p.numel() for p in parameters),
         "fsdp": any(isinstance(module, FSDPModule) for module in modules)
         and all(hasattr(p, "device_mesh") and p.device_mesh.shape == world for p in parameters),
+    }
+
+
+def describe(optimizer, parameters):
+    """Returns what the event of a step has, too."""
+    global scaler
+    modules = {module for root in witness.roots for module in root.modules()}
+    state = tree_leaves([list(values.values()) for values in optimizer.state.values()])
+    more = describe_gradients(parameters) | describe_shards(parameters, modules)
+    more |= {
+        "optimizer": id(optimizer),
+        "place": place(),
+        "digest": digest([hashes(local(p).detach().flatten()[None]) for p in parameters]),
+        "losses": losses[:],
         "dropout": drops(modules),
         "batch_norm": any(isinstance(m, _BatchNorm) and m.training for m in modules),
         "scales": scaler is not None,
