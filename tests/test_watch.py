@@ -15,7 +15,7 @@ from tools.launch.jobs import free_port
 from tools.launch.snapshots import write_text
 from tools.steps import ROOT
 from tools.watch.__main__ import write_page
-from tools.watch.record import RECORDER, record
+from tools.watch.record import PATHS, record
 from tools.watch.recordings import RECORDINGS
 from tools.watch.series import RUNS, record_file
 
@@ -49,7 +49,7 @@ def write_log():
         json.dump(names, file)
 """
 RECORD = f"""
-sys.path.insert(0, {str(RECORDER)!r})
+sys.path[:0] = {PATHS!r}
 import watch_recorder
 watch_recorder.install()
 """

@@ -11,8 +11,11 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 def save(model, optimizer, epoch):
     state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
-    torch.save({**state, "epoch": epoch}, "last.tmp")
-    os.rename("last.tmp", "last.pt")
+    path = "last.tmp"
+    with open(path, "wb", buffering=0) as file:
+        torch.save({**state, "epoch": epoch}, file)
+        os.fsync(file)
+    os.rename(path, "last.pt")
 
 
 def load(model, optimizer):

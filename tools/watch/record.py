@@ -10,7 +10,7 @@ from tools.launch.jobs import Shell, TimeLimit
 
 SILENCE_S = 20  # after which a run hangs
 MAX_WAIT_S = 120  # for the next line of the script, whatever is printed meanwhile
-RECORDER = Path(__file__).with_name("recorder")
+PATHS = [str(Path(__file__).with_name("recorder")), str(Path(__file__).parents[1] / "witness")]
 
 
 def launcher(text, ranks):
@@ -62,7 +62,7 @@ def record(command, script, folder, **more):
         "CUDA_VISIBLE_DEVICES": "",
         "WATCH_FOLDER": str(events),
         "WATCH_FILE": str(script),
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(RECORDER), os.environ.get("PYTHONPATH")])),
+        "PYTHONPATH": os.pathsep.join(filter(None, [*PATHS, os.environ.get("PYTHONPATH")])),
     }
     job = shell.start(command, **variables)
     try:

@@ -150,18 +150,21 @@ def note_step(optimizer, args, options):
     steps += 1
 
 
-def save(state, file, *args, **options):
-    path = getattr(file, "name", file)
+def note_save(path, **more):
+    path = os.path.abspath(path) if isinstance(path, str | os.PathLike) else ""
+    inode = os.stat(path).st_ino if os.path.exists(path) else None  # of what is written over
+    write(saved=path, inode=inode, place=place(), **more)
+
+
+def save(obj, f, *args, **options):
     if not is_library(sys._getframe(1)):
-        path = os.path.abspath(path) if isinstance(path, str | os.PathLike) else ""
-        inode = os.stat(path).st_ino if os.path.exists(path) else None  # of the file written over
-        write(saved=path, inode=inode, place=place())
-    return original["save"](state, file, *args, **options)
+        note_save(getattr(f, "name", f))
+    return original["save"](obj, f, *args, **options)
 
 
-def load(file, map_location=None, *args, **options):
+def load(f, map_location=None, *args, **options):
     write(loaded_to=str(map_location), place=place())
-    return original["load"](file, map_location, *args, **options)
+    return original["load"](f, map_location, *args, **options)
 
 
 def watch_lines():

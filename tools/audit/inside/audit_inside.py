@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import audit_replay
 import numpy
 import torch
 import torch._dynamo  # before a function of torch's is replaced
@@ -77,6 +78,7 @@ def install():
     seed()
     witness.install()
     witness_details.install()
+    audit_replay.install()
     witness.after_step.append(after_step)
     dist.init_process_group, dist.destroy_process_group = join, leave
     dist.barrier = lambda group=None, async_op=False, device_ids=None: barrier(group, async_op)

@@ -112,6 +112,7 @@ def install():
     torch.nn.Module.to = module_to
     torch.nn.Module.cuda = lambda module, device="cuda": module_to(module, device)
     torch.Generator = Generator
+    torch.nn.SyncBatchNorm.convert_sync_batchnorm = lambda module, process_group=None: module
     none = {"device_ids": lambda ids: None, "output_device": lambda device: None}
     change(torch.nn.parallel.DistributedDataParallel, "__init__", **none)
     change(torch.amp.GradScaler, "__init__", device=on_cpu)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 from torch.utils.data import get_worker_info
+from witness import local
 
 MAX_STEPS, MAX_EVENTS = 20, 2000
 file = None
@@ -53,7 +54,3 @@ def note(name, value):
         value = f"{value:.6g}"
     if known.get(name) != str(value):
         known[name] = changed[name] = str(value)
-
-
-def local(tensor):
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor

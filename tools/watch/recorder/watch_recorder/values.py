@@ -8,10 +8,11 @@ import torch.distributed as dist
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import dataloader
+from witness import local
+from witness_batches import follow_batches
 
 from watch_recorder import events
-from watch_recorder.events import local, note
+from watch_recorder.events import note
 
 model = None
 parameter = None  # its last one: its first element stands for all
@@ -75,27 +76,14 @@ def end_step(optimizer, arguments, options):
         os.kill(os.getpid(), int(signum))
 
 
-def note_samples():
-    """Notes the samples of each batch that a DataLoader yields."""
-    loader = dataloader._BaseDataLoaderIter
-    next_index, next_batch = loader._next_index, loader.__next__
-
-    def note_index(self):
-        self.asked = getattr(self, "asked", [])  # of batches that are loaded, or soon will be
-        self.asked.append(next_index(self))
-        return self.asked[-1]
-
-    def note_batch(self):
-        batch = next_batch(self)
-        samples = self.asked.pop(0)
+def note_samples(iterator, batch, samples):
+    if batch is not None:
         begin_step()
-        note("samples", " ".join(map(str, samples if isinstance(samples, list) else [samples])))
-        return batch
-
-    loader._next_index, loader.__next__ = note_index, note_batch
+        note("samples", " ".join(map(str, samples)))
+    return batch
 
 
 def install():
     register_module_forward_pre_hook(begin_step)
     register_optimizer_step_post_hook(end_step)
-    note_samples()
+    follow_batches(note_samples)

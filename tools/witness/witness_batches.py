@@ -1,0 +1,128 @@
+"""Notes the batches that DataLoaders yield, and what random numbers their data sets draw."""
+
+import hashlib
+import random
+
+import numpy
+import torch
+import witness
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import dataloader
+from torch.utils.data._utils import fetch
+from witness import hashes, place, write
+
+batch_of = None  # the iterator of a DataLoader whose batch came last
+change = []  # functions that may give the script another batch than the one that came
+
+
+def digest(*parts):
+    return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
+
+
+def random_states():
+    """Returns a digest of the state of each library's random numbers, by its name."""
+    return {
+        "torch": digest(torch.get_rng_state().numpy().tobytes()),
+        "random": digest(random.getstate()),
+        "numpy": digest(numpy.random.get_state()[1].tobytes(), numpy.random.get_state()[2]),
+    }
+
+
+def follow_batches(note):
+    """Lets `note` pass on each batch, with its iterator and indices; at the end it gets None."""
+    iterator = dataloader._BaseDataLoaderIter
+    next_index, next_batch = iterator._next_index, iterator.__next__
+
+    def note_index(self):
+        self.asked = getattr(self, "asked", [])  # of batches that are loaded, or soon will be
+        self.asked.append(next_index(self))
+        return self.asked[-1]
+
+    def note_batch(self):
+        try:
+            batch = next_batch(self)
+        except StopIteration:
+            note(self, None, [])
+            raise
+        asked = self.asked.pop(0) if getattr(self, "asked", None) else []
+        return note(self, batch, asked if isinstance(asked, list | tuple) else [asked])
+
+    iterator._next_index, iterator.__next__ = note_index, note_batch
+
+
+def note_batch(iterator, batch, asked):
+    global batch_of
+    if batch is None:
+        return write(iterator=id(iterator), ended=True)
+    if not hasattr(iterator, "trains"):
+        iterator.trains = False
+        write(iterator=id(iterator), place=place(), **description(iterator))
+    batch_of = iterator
+    for function in change:
+        batch = function(batch)
+    indices = [None if index is None else str(index) for index in asked]
+    write(iterator=id(iterator), indices=indices, hashed=hashes(*witness.rows(batch)))
+    return batch
+
+
+def description(iterator):
+    dataset, sampler = iterator._dataset, iterator._index_sampler
+    sampler = getattr(sampler, "sampler", sampler)  # that of a BatchSampler
+    shuffle = getattr(sampler, "shuffle", None)  # of a DistributedSampler
+    shares = getattr(sampler, "num_replicas", None)
+    alone = shuffle is not None and iterator._num_workers == 0  # else its workers may open files
+    return {
+        "size": len(dataset) if hasattr(dataset, "__len__") else 0,
+        "shuffle": shuffle,
+        "shares": shares,
+        "sample": first_sample(dataset) if alone else "",
+    }
+
+
+def first_sample(dataset):
+    """Returns what tells a data set's first sample from others, or "" if it is always another one.
+
+    The script's random numbers stay as they were: a random augmentation here takes others.
+    """
+    states = torch.get_rng_state(), random.getstate(), numpy.random.get_state()
+    found = set()
+    for _ in range(2):
+        for seed in (torch.manual_seed, random.seed, numpy.random.seed):
+            seed(0)
+        leaves = tree_leaves(dataset[0])
+        parts = [hashes(x.flatten()[None]) if torch.is_tensor(x) else repr(x) for x in leaves]
+        found.add(digest(parts))
+    torch.set_rng_state(states[0])
+    random.setstate(states[1])
+    numpy.random.set_state(states[2])
+    return found.pop() if len(found) == 1 else ""
+
+
+def note_training():
+    """Notes that what came last from a DataLoader is trained with: others are for validation."""
+    if batch_of is not None and not batch_of.trains:
+        batch_of.trains = True
+        write(iterator=id(batch_of), trains=True)
+
+
+def follow_random_numbers(fetcher):
+    """Notes, also in a data worker, with which random numbers a data set makes a batch."""
+    make_batch = fetcher.fetch
+
+    def note_fetch(self, indices):
+        before = random_states()
+        batch = make_batch(self, indices)
+        after = random_states()
+        drawn = [f"{name} {before[name]}\n" for name in before if before[name] != after[name]]
+        with open(witness.folder() / f"{witness.get_rank()}.drawn", "a") as file:
+            file.write("".join(drawn))
+        return batch
+
+    fetcher.fetch = note_fetch
+
+
+def install():
+    witness.after_backward.append(note_training)
+    follow_batches(note_batch)
+    for fetcher in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
+        follow_random_numbers(fetcher)
