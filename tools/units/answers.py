@@ -3,6 +3,7 @@
 import ast
 import hashlib
 import inspect
+import os
 import re
 import shutil
 import subprocess
@@ -20,7 +21,8 @@ DOCSTRING = "docstring"  # what falls without the lines at the top of a file
 STAGE_TESTS = "one_rank bad_input own_changes training preemptible hangs"
 TESTS = {"recipes": "recipes", "by_hand": "by_hand", "gpt": "gpt gpt_sharded"}
 # An error that tells of the cut, and not of the step's idea: a line that is left needs another.
-OF_THE_CUT = r"^(\[rank\d+\]:|\W)*(NameError|AttributeError|UnboundLocalError|TypeError)\b"
+OF_THE_CUT = r"^(E|\[rank\d+\]:|\W)*(NameError|AttributeError|UnboundLocalError|TypeError)\b"
+OUTPUT = "It has printed:"
 ERROR = re.compile(r"\w+(?:Error|Exception)\b(?!:? \[Errno 98\]).*")
 
 
@@ -61,11 +63,13 @@ def test(file, text, hint):
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:warnings"]
         marked = "" if "::" in hint else "not long and not nightly"
         command += ["-m", marked, f"--basetemp={folder}/tmp", *chosen]
+        wide = os.environ | {"COLUMNS": "300"}  # for the line of a test that fails
         run = subprocess.run(
-            command, cwd=copy, capture_output=True, text=True, timeout=TIME_LIMIT_S
+            command, cwd=copy, env=wide, capture_output=True, text=True, timeout=TIME_LIMIT_S
         )
     found = re.search(r"^FAILED tests/(.+?)(?: - (.*))?$", run.stdout, re.MULTILINE)
-    return (found[1], found[2] or "") if found else None
+    output, _, _ = run.stdout.partition("short test summary")
+    return (found[1], f"{found[2] or ''} {OUTPUT} {output}") if found else None
 
 
 def fall(cut, file, unit, hint):
@@ -80,12 +84,11 @@ def fall(cut, file, unit, hint):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / Path(file).name
             path.write_text(text.text)
-            fallen = judge(file, path)
-        if not fallen:
-            return pieces, test(file, text.text, "")
-        lines = re.findall(rf'File "{path}", line (\d+)', fallen[1])
+            fallen = judge(file, path) or test(file, text.text, "")
+        says = fallen[1] if fallen else ""
+        lines = re.findall(rf'File "(?:{path}|\S+/copy/{file})", line (\d+)', says)
         more = set()
-        if lines and re.search(OF_THE_CUT, fallen[1], re.MULTILINE):
+        if lines and re.search(OF_THE_CUT, says, re.MULTILINE):
             more = cut.at(text, int(lines[-1])) - pieces
         if not more:
             return pieces, fallen
@@ -104,7 +107,7 @@ def digest(text, name):
 
 def summary(says):
     """Returns the first sentence of what a check says, and the last error that the run printed."""
-    first, _, output = says.partition("It has printed:")
+    first, _, output = says.partition(OUTPUT)
     errors = [text.strip(" |") for text in ERROR.findall(output) if "Process" not in text]
     return " ".join([*first.split(), *errors[-1:]])[:300]
 

@@ -170,9 +170,10 @@ class Names:
         """Notes variables, function by function, as Python's own table of symbols sees them."""
         nodes = {(getattr(n, "name", ""), getattr(n, "lineno", 0)): n for n in ast.walk(self.tree)}
         tables = [module]
+        occur = functools.cache(occurrences)  # of the module for each comprehension
         for table in tables:
             tables += table.get_children()
-            places = occurrences(nodes.get((table.get_name(), table.get_lineno()), self.tree))
+            places = occur(nodes.get((table.get_name(), table.get_lineno()), self.tree))
             inner = [symbol for child in table.get_children() for symbol in child.get_symbols()]
             free = {symbol.get_name() for symbol in inner if symbol.is_free()}
             for symbol in table.get_symbols():
