@@ -153,6 +153,10 @@ def measure_built(self, inputs, targets):
 def end(self, inputs, targets):
     sys.exit()
 
+@before(script.Bucket, "note_gradient")
+def measure_backward(self, parameter):
+    print("backward", memory("RssAnon:") - script.start)
+
 script.ToyModel = Model
 script.ToyDataset = lambda size: [(torch.zeros({WIDTH}), torch.zeros({WIDTH}))] * size
 torch.optim.SGD = lambda parameters, **options: AdamW(parameters)
@@ -183,6 +187,9 @@ def test_memory(shell, script, parts):
         forward = [int(size) for size in re.findall(r"forward (\d+)", output)]
         print(forward)
         assert forward == pytest.approx([LAYERS * layer / 4 + layer] * 4 * LAYERS, rel=0.1)
+        # At the end: all shards, their gradients, and a layer's weights and gradients; no more.
+        backward = [int(size) for size in re.findall(r"backward (\d+)", output)]
+        assert statistics.median(sorted(backward)[-4:]) < (2 * LAYERS / 4 + 2.5) * layer
 
 
 @pytest.mark.parametrize(

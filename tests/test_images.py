@@ -8,7 +8,7 @@ import torch
 from helpers import FORK, KILL, equal_snapshots, patch
 from torch import nn
 
-from recipes.images import RandomShift
+from tools.launch.jobs import pretend_gpus
 from tools.launch.snapshots import load
 from tools.steps import ROOT
 
@@ -23,23 +23,34 @@ def write(shell, name, source):
     return path
 
 
+# Where the first image is brightest, in each epoch.
+PRINT_SHIFT = """
+@after(script.Trainer, "_run_epoch")
+def print_shift(self, epoch):
+    print("brightest at", self.train_loader.dataset[0][0].argmax().item())
+"""
+
+
 @pytest.mark.long
 def test_killed_is_uninterrupted(shell):
-    """Also with another number of data workers; and it has learned the digits."""
-    script = patch(shell.folder, SCRIPT, FORK + KILL)
+    """Also with another number of data workers; and it has learned digits at several places."""
+    script = patch(shell.folder, SCRIPT, FORK + KILL + PRINT_SHIFT)
     command = f"{script} 3 1 --snapshot_path"
     uninterrupted = shell.ranks(f"{command} uninterrupted", 2)
     killed = shell.ranks(f"{command} s --num_workers 2", 2, KILL_AT="40")  # in epoch 1 of 0 to 2
     assert killed.wait() in (-signal.SIGKILL, -signal.SIGTERM)  # this, once another is gone
     output = shell.ranks(f"{command} s", 2).succeeds()
     assert "1 of 3 epochs done" in output
-    uninterrupted.succeeds()
+    shifts = re.findall(r"brightest at \d+", uninterrupted.succeeds())
+    assert len(shifts) == 6 and len({*shifts}) > 1
     assert equal_snapshots(load(shell.folder / "uninterrupted"), load(shell.folder / "s"))
     assert float(re.findall(r"accuracy (\S+)% of 359 samples", output)[-1]) > 80
 
 
 def test_shifts_depend_on_sample_and_epoch():
     """All nine shifts are equally frequent; in the same epoch, a sample always has the same one."""
+    from recipes.images import RandomShift  # which the other tests do not need
+
     image = torch.arange(1.0, 65).view(1, 8, 8)
     samples = RandomShift([(image, 0)] * 900, seed=3)
 
@@ -53,6 +64,15 @@ def test_shifts_depend_on_sample_and_epoch():
     assert all(60 < shifts.count(shift) < 140 for shift in expected)
     assert 60 < sum(map(int.__eq__, shifts, drawn(2))) < 140
     assert drawn(1) == shifts
+
+
+@pytest.mark.long
+@pytest.mark.nightly
+def test_batch_norm_is_synchronized(shell):
+    convert = 'lambda model: print("converted") or model'  # pretended GPUs have no kernel for it
+    setup = f"script.nn.SyncBatchNorm.convert_sync_batchnorm = {convert}"
+    ranks = shell.ranks(f"{patch(shell.folder, SCRIPT, setup)} 1", 2, **pretend_gpus(2))
+    assert ranks.succeeds().count("converted") == 2
 
 
 @pytest.mark.parametrize(("number", "ranks"), [(0, 1), (1, 2)])

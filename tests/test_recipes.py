@@ -9,8 +9,10 @@ import pytest
 import torch
 from helpers import (
     BATCH_NORM_AND_DROPOUT,
+    FORK,
     KILL,
     MEASURE_MEMORY,
+    NIGHTLY,
     assert_trained,
     equal_snapshots,
     long,
@@ -109,6 +111,7 @@ def test_accumulated_is_one_batch(shell, ranks, size=2024):
     output = shell.ranks(f"{script} 3 3 --batch_size 8 --global_batch_size 64", ranks).succeeds()
     assert_trained(shell.folder / "snapshot.pt", 3, 64, size=size)
     assert output.count("an all-reduce") == ranks * 3 * -(-size // 64)  # one a step
+    assert max(map(int, re.findall(r"forward of (\d+)", output))) == 8  # is all in memory
 
 
 COUNT_ALL_REDUCES = """
@@ -124,6 +127,10 @@ def ddp_with_hook(model):
     ddp.register_comm_hook(None, counted)
     return ddp
 nn.parallel.DistributedDataParallel = ddp_with_hook
+
+@before(script.ToyModel, "forward")
+def print_size(self, inputs):
+    print("forward of", len(inputs))
 """
 
 
@@ -132,18 +139,33 @@ def test_batch_that_cannot_be_shared(shell):
     job.fails("--global_batch_size must be a multiple of 3 (world size)")
 
 
+# With data workers, they alone load samples, for evaluation as well, and in batches.
+NO_LOADING_BY_RANK = """
+@before(script.ToyDataset, "__getitem__")
+def note_loading(self, index):
+    assert torch.utils.data.get_worker_info() or "--num_workers" not in sys.argv
+
+@before(script.ToyModel, "forward")
+def note_size(self, inputs):
+    assert len(inputs) > 1
+"""
+
+
 def test_evaluated_by_any_number_of_ranks(shell):
     """The same on 1, 2 and 3 ranks, of which only one can have equally many of 409 samples.
 
     With BatchNorm and dropout, which evaluate in another way than they train.
     """
-    script = patch(shell.folder, "recipes/evaluate.py", BATCH_NORM_AND_DROPOUT)
-    logs = [shell.ranks(f"{script} 3 3 --seed 1", 2).succeeds()]
+    setup = FORK + BATCH_NORM_AND_DROPOUT + NO_LOADING_BY_RANK
+    script = patch(shell.folder, "recipes/evaluate.py", setup)
+    logs = [shell.ranks(f"{script} 3 3 --seed 1 --num_workers 1", 2).succeeds()]
     logs += [shell.ranks(f"{script} 3", ranks).succeeds() for ranks in (1, 3)]
     model = singlegpu.ToyModel()
     model.relu = nn.Sequential(nn.ReLU(), nn.BatchNorm1d(10), nn.Dropout(0.1))
     model.eval()
-    model.load_state_dict(load(shell.folder / "snapshot.pt")["model"])
+    weights = load(shell.folder / "snapshot.pt")["model"]
+    assert weights["relu.1.num_batches_tracked"] == 3 * 26  # all, in training mode
+    model.load_state_dict(weights)
     samples = singlegpu.ToyDataset(2048)
     order = torch.randperm(2048, generator=torch.Generator().manual_seed(0))[-409:]
     with torch.no_grad():
@@ -286,7 +308,7 @@ script.ToyModel = SlowModel
 
 def logged(output):
     """Returns the numbers of each line by name, and what it says of a rank, by step."""
-    lines = re.findall(r"^step (\d+) \| (.*) \| (\w+: rank .*)$", output, re.MULTILINE)
+    lines = re.findall(r"^step (\d+) \| (.*?)(?: \| (\w+: rank .*))?$", output, re.MULTILINE)
     return {
         int(step): ({k: float(v) for k, v in re.findall(r"(\w+) (\S+)", values)}, named)
         for step, values, named in lines
@@ -311,9 +333,12 @@ def plain_loop(steps):
     return found
 
 
-def test_numbers_of_a_run_with_slow_data(shell):
-    """stragglers.py and, in it, monitor.py log the plain loop's numbers, and rank 1 is slow."""
-    script = patch(shell.folder, "recipes/stragglers.py", SLOW_DATA + UNUSED)
+@pytest.mark.parametrize(
+    "name", ["recipes/stragglers.py", pytest.param("recipes/monitor.py", marks=NIGHTLY)]
+)
+def test_numbers_of_a_run_with_slow_data(shell, name):
+    """They log the plain loop's numbers; and for stragglers.py, rank 1 is slow."""
+    script = patch(shell.folder, name, SLOW_DATA + UNUSED)
     lines = logged(shell.ranks(f"{script} 1 --log_every 16", 2).succeeds())
     assert list(lines) == [16, 32]
     reference = plain_loop(32)
@@ -325,12 +350,13 @@ def test_numbers_of_a_run_with_slow_data(shell):
         assert 50 < numbers["samples_per_second"] < 64 / 0.032
         assert 1.05 < numbers["peak_memory_gb"] < 5
         assert 0.4 < numbers["data_share"] <= 1
-        assert numbers["median_rank_ms"] < 32 < numbers["slowest_rank_ms"]
-        assert named == f"straggler: rank 1 on {socket.gethostname()}"
+        if name == "recipes/stragglers.py":
+            assert numbers["median_rank_ms"] < 32 < numbers["slowest_rank_ms"]
+            assert named == f"straggler: rank 1 on {socket.gethostname()}"
     drawn = curves(shell.folder / "snapshot.pt.logs")
     assert drawn.keys() == lines[16][0].keys()
-    for name, points in drawn.items():
-        printed = {step: numbers[name] for step, (numbers, _) in lines.items()}
+    for curve, points in drawn.items():
+        printed = {step: numbers[curve] for step, (numbers, _) in lines.items()}
         assert dict(points) == pytest.approx(printed, rel=1e-4)
     resumed = logged(shell.ranks(f"{script} 2 --log_every 20", 2).succeeds())
     assert list(resumed) == [40, 60]
