@@ -37,6 +37,12 @@ OPTIONS = {
     "recipes/gradient_accumulation.py": "--batch_size 8 --global_batch_size 64",
 }
 
+# Where the first image is brightest, in each epoch.
+PRINT_SHIFT = """
+@after(script.Trainer, "_run_epoch")
+def print_shift(self, epoch):
+    print("brightest at", self.train_loader.dataset[0][0].argmax().item())
+"""
 # What a recipe must cope with beyond the toy: an optimizer that also keeps scalars per tensor; a
 # scale that is too large at first.
 CHANGES = {
@@ -46,7 +52,7 @@ torch.optim.SGD = lambda parameters, lr, momentum: torch.optim.AdamW(parameters)
     "recipes/mixed_precision.py": """
 torch.amp.GradScaler = functools.partial(torch.amp.GradScaler, init_scale=2.0**40)
 """,
-    "recipes/images.py": FORK,
+    "recipes/images.py": FORK + PRINT_SHIFT,
 }
 
 
@@ -76,6 +82,7 @@ def test_killed_is_uninterrupted(shell, name):
     if name == "recipes/mixed_precision.py":
         assert 1 < one["scaler"]["scale"] < 2**40  # it has left out steps
     if name == "recipes/images.py":
+        assert len(set(re.findall(r"brightest at \d+", resumed))) > 1
         assert float(re.findall(r"accuracy (\S+)% of 359 samples", resumed)[-1]) > 80
 
 
