@@ -60,7 +60,7 @@ def test_each_changed_line_has_an_answer(step):
     assert lines == Counter(diff_lines(step.base, step.file)), hint
     for unit in units:
         assert unit["without"] and (unit["falls"] or unit["surplus"]), (hint, unit["lines"])
-        answers.digest("", unit["falls"])  # or else it is neither a check nor a test
+        answers.digest([], unit["falls"])  # or else it is neither a check nor a test
 
 
 def test_units(tmp_path):

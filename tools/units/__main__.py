@@ -68,7 +68,7 @@ def main():
             answers[file] = stored(units, file, cut)
             for number, (known, unit) in enumerate(zip(answers[file], cut.units, strict=True)):
                 falls = known.get("falls", "")
-                changed = known.get("of") != digest(cut.put_back(unit[1]).text, falls)
+                changed = known.get("of") != digest(cut.lines(unit[1]), falls)
                 if not falls if args.unanswered else args.files or changed:
                     jobs[pool.submit(answer, file, unit, falls)] = file, number
         for job in concurrent.futures.as_completed(jobs):

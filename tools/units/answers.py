@@ -95,14 +95,17 @@ def fall(cut, file, unit, hint):
         pieces = cut.closure(pieces | more)
 
 
-def digest(text, name):
-    """Returns what changes with a text, and with the check or the tests that a unit falls to."""
+def digest(lines, name):
+    """Returns what changes with a unit, and with the check or the test that it falls to."""
     source = ""
     if "::" in name:
-        source = (ROOT / "tests" / name.partition("::")[0]).read_text()
+        file, _, case = name.partition("::")
+        tests = ast.parse((ROOT / "tests" / file).read_text()).body
+        named = [part for part in tests if getattr(part, "name", "") == case.partition("[")[0]]
+        source = ast.unparse(named[0])
     elif name and name != DOCSTRING:
         source = inspect.getsource(getattr(Judge, f"check_{name}"))
-    return hashlib.sha256((text + source).encode()).hexdigest()[:12]
+    return hashlib.sha256("\n".join([*lines, source]).encode()).hexdigest()[:12]
 
 
 def summary(says):
@@ -128,5 +131,5 @@ def answer(file, unit, hint=""):
         "with": cut.lines(pieces - own),
         "falls": name,
         "says": summary(says),
-        "of": digest(cut.put_back(alone).text, name),
+        "of": digest(cut.lines(alone), name),
     }
