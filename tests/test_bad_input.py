@@ -257,16 +257,24 @@ def test_folder_of_somebody_else(shell):
 def test_two_runs_with_one_snapshot(shell):
     """One has renamed the other's temporary file: the other says so, and does not blame the disk.
 
-    Saving is slowed down until both have written, so that they do meet.
+    One writes after the other, and both have written before one renames, so that they do meet.
     """
     setup = """
-replace = os.replace
-def wait_and_replace(source, target):
-    open(f"ready.{os.getpid()}", "w").close()
-    while len([name for name in os.listdir() if name.startswith("ready")]) < 2:
+def wait_for(count):
+    while len([name for name in os.listdir() if name.startswith("written")]) < count:
         time.sleep(0.01)
-    replace(source, target)
-script.os.replace = wait_and_replace
+
+@before(script.Trainer, "_save_snapshot")
+def take_turns(self):
+    try:
+        os.mkdir("first")
+    except FileExistsError:
+        wait_for(1)
+
+@before(script.os, "replace")
+def wait_for_both(source, target):
+    open(f"written.{os.getpid()}", "w").close()
+    wait_for(2)
 """
     script = patch(shell.folder, "singlegpu.py", setup)
     jobs = [shell.ranks(f"{script} 1") for _ in range(2)]

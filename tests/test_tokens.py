@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import subprocess
 import sys
 from itertools import pairwise
@@ -50,7 +49,6 @@ def test_prepared(tmp_path):
     assert tokenizer.encode("2026<|user|>").tokens == ["2", "0", "2", "6", "<|user|>"]
     dataset = TextDataset(shards[0], 10, 300)
     assert [chunk.tolist() for chunk in dataset[3]] == [tokens[30:40], tokens[31:41]]
-    assert len(pickle.dumps(dataset)) < 1000  # what a worker gets is not the tokens
 
     # A tokenizer that exists can be used, even one that cuts and pads.
     tokenizer.enable_truncation(2)

@@ -118,7 +118,7 @@ def format_table(*columns):
 
 
 def format_calculator():
-    """Returns the form and tables of docs/assets/calculator.js, and the constants of bench/."""
+    """Returns the form and tables of docs/assets/calculator.js, and the formulas' constants."""
     fields = "".join(
         f'<div><label>{label} <input type="number" name="{name}" required min="{low}" '
         f'max="{high}" step="{step}" value="{value}"></label><input type="range" '
