@@ -14,6 +14,7 @@ from test_gpus import NAMES
 
 from tools.compose.compose import ancestors
 from tools.launch.jobs import pretend_gpus
+from tools.launch.snapshots import equal_snapshots, load
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "singlegpu.py"])
@@ -82,5 +83,16 @@ def test_save_after_failure(shell, gpus, killed, saved):
     kill = {"SIGNAL": "9", "SIGNAL_AT": "0 320", "SIGNAL_RANK": str(killed)}
     if gpus > 0:
         kill |= pretend_gpus(gpus)
-    assert shell.ranks(f"{script} 1", 2, **kill).wait() != 0
+    job = shell.ranks(f"{script} 1", 2, **kill)
+    job.wait()
+    assert all(rank.exitcode for rank in job.ranks)
     assert (shell.folder / "snapshot.pt").exists() == saved
+
+
+def test_each_node_has_the_last_snapshot(shell):
+    """Also one that failed while it saved: the next start, which trains nothing, saves it there."""
+    paths = [shell.folder / node / "snapshot.pt" for node in ("a", "b")]
+    for _ in range(2):
+        shell.ranks_on([path.parent for path in paths], "recipes/own_disks.py 1").succeeds()
+        assert equal_snapshots(*map(load, paths))
+        paths[1].unlink()

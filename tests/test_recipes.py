@@ -345,8 +345,8 @@ def plain_loop(steps):
 def test_numbers_of_a_run_with_slow_data(shell, name):
     """They log the plain loop's numbers; and for stragglers.py, rank 1 is slow."""
     script = patch(shell.folder, name, SLOW_DATA + UNUSED)
-    lines = logged(shell.ranks(f"{script} 1 --log_every 16", 2).succeeds())
-    assert list(lines) == [16, 32]
+    lines = logged(shell.ranks(f"{script} 1 --log_every 8", 2).succeeds())
+    assert list(lines) == [8, 16, 24, 32]
     reference = plain_loop(32)
     for step, (numbers, named) in lines.items():
         loss, norm = reference[step - 1]
@@ -368,6 +368,10 @@ def test_numbers_of_a_run_with_slow_data(shell, name):
     assert list(resumed) == [40, 60]
     for numbers, _ in resumed.values():  # of 40, over 8 steps: none counts those of the run before
         assert 50 < numbers["samples_per_second"] < 64 / 0.032
+    drawn = curves(shell.folder / "snapshot.pt.logs")
+    assert [step for step, _ in drawn["loss"]] == [8, 16, 24, 32, 40, 60]
+    fewer = logged(shell.ranks(f"{script} 3 --log_every 20 --batch_size 64", 2).succeeds())
+    assert list(fewer) == [80]  # after two epochs of 32 steps
 
 
 @pytest.mark.nightly
