@@ -201,6 +201,7 @@ SEARCHES = {
 }
 
 
+@pytest.mark.long
 @needs_browser
 def test_search_of_a_file(site):
     """It finds pages when the site is opened without a server, too."""
@@ -255,8 +256,9 @@ def test_a_touched_line_says_what_falls_without_it(site):
         page.evaluate(
             "for (const part of document.querySelectorAll('article > details')) part.open = true"
         )
-        found = Counter()
-        for line in page.locator(".diff > pre .line[data-unit]").all():
+        lines = page.locator(".diff > pre .line[data-unit]").all()
+        assert len(lines) == sum(len(unit["lines"]) for unit in answers)
+        for line in lines[::4]:
             line.click()
             marked = page.locator(".diff > pre .line.marked").all_text_contents()
             (unit,) = (
@@ -267,10 +269,8 @@ def test_a_touched_line_says_what_falls_without_it(site):
             assert Counter(text.strip() for text in marked) == Counter(
                 text[1:].strip() for text in unit["lines"]
             )
-            found.update(marked[:1])
             page.keyboard.press("Escape")
             assert not page.locator(".without, .marked").count()
-        assert found.total() == sum(len(unit["lines"]) for unit in answers)
         stops = page.locator(".diff > pre .line[tabindex]")
         stops.first.focus()
         page.keyboard.press("Enter")
