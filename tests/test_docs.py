@@ -278,6 +278,7 @@ def test_a_touched_line_says_what_falls_without_it(site):
         assert stops.first.get_attribute("aria-expanded") == "true"
 
 
+@pytest.mark.long
 @needs_browser
 def test_any_two_files_can_be_compared(site):
     """Those that a page or an address names, or that one chooses, with every line that differs."""
@@ -306,7 +307,7 @@ def test_any_two_files_can_be_compared(site):
 
 
 @needs_browser
-@pytest.mark.parametrize("count", [3, pytest.param(1000, marks=NIGHTLY)])
+@pytest.mark.parametrize("count", [1, pytest.param(1000, marks=NIGHTLY)])
 def test_composed_in_the_page(site, count):
     """A script that is chosen there is the one that the command writes, to the byte, or none."""
     pairs = [*read_pairs().items()]

@@ -146,8 +146,8 @@ def reference(name):
     return "moe.py" if name in ("moe.py", "expert_parallel.py") else "pretrain.py"
 
 
-QUICK = ["hsdp.py", "tensor_parallel.py"]
-LONGER = ["pipeline_parallel.py", "expert_parallel.py", "llama.py"]
+QUICK = ["hsdp.py"]
+LONGER = ["tensor_parallel.py", "pipeline_parallel.py", "expert_parallel.py", "llama.py"]
 OTHERS = [name for name in LAYOUTS if name not in QUICK + LONGER]
 
 
@@ -206,6 +206,7 @@ def print_count(self, inputs, targets):
 COMPILED = ["pretrain.py", "tensor_parallel.py", "context_parallel.py", "llama_tensor_parallel.py"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", first(1, ["fsdp.py", *COMPILED]))
 def test_compiled(shell, name):
     """Two graphs in all: one of all blocks, which are larger than DDP's buckets, and the loss."""
@@ -289,6 +290,7 @@ def test_stopped_and_resumed_on_other_ranks(shell, runs):
     assert diff < 1e-12
 
 
+@pytest.mark.long
 def test_schedule_by_hand(shell):
     """The one on the page, in place of the library's."""
     (schedule,) = fences("gpt/pipeline_parallel.md", "python")

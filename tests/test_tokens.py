@@ -6,6 +6,7 @@ import subprocess
 import sys
 from itertools import pairwise
 
+import pytest
 import torch
 from helpers import SHORT_GPT, TIMEOUT_S, gpt_config, patch, run
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
@@ -64,6 +65,7 @@ def test_prepared(tmp_path):
     assert len(written) > 10_000 and data.startswith(written)
 
 
+@pytest.mark.long
 def test_killed(tmp_path):
     """It continues with the same settings alone; two workers write what one does without a kill."""
     text = tmp_path / "text.jsonl"

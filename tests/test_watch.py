@@ -278,6 +278,7 @@ def go_to(page, collective, player=".watch"):
     raise AssertionError(f"no {collective}")
 
 
+@pytest.mark.long
 @needs_browser
 def test_player(site):  # noqa: F811  the fixture
     """Each recording plays to its end; a mean of gradients is that of the ranks' own."""
