@@ -277,6 +277,7 @@ def main(args):
         val_shard,
         train_loader.batch_sampler.batch_size,
         num_workers=args.num_workers,
+        multiprocessing_context=train_loader.multiprocessing_context,
         worker_init_fn=train_loader.worker_init_fn,
     )
     Trainer(model, train_loader, val_loader, loss_fn, optimizer, device, args).train()
