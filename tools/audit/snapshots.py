@@ -130,6 +130,8 @@ class Snapshots:
             self.say("wrong", None, text, page)
         elif saved and len(stopped.steps[0]) < total:
             self.say("ok", None, f"SIGTERM in step {at + 1}: it saves after {saved[0]}, and ends")
+        elif len(stopped.steps[0]) == total:
+            self.say("unseen", None, "whether it saves at SIGTERM: it ends before it may look")
         else:
             self.say("look", None, "at SIGTERM, nothing is saved", page)
 
