@@ -354,7 +354,7 @@ class Trainer:
             targets = targets.to(self.device, non_blocking=True)
             self._run_batch(inputs, targets)
             self.steps += 1
-            if self.steps % self.args.sync_every == 0:
+            if self._steps_done() % self.args.sync_every == 0:
                 self._outer_step()
             if self._steps_done() % self.args.log_every_steps == 0 and self.recent_samples > 0:
                 self._log_steps()
@@ -408,7 +408,6 @@ class Trainer:
             f"node_{node}": {"model": model_state, "optimizer": optimizer_state},
             "outer_params": self.outer_params,
             "velocity": self.velocity,
-            "steps": self.steps,
             "shape": self.shape,
             "epochs_run": self.epochs_run,
             "samples_run": self.samples_run,
@@ -429,7 +428,6 @@ class Trainer:
                     self._log(f"{path} has no optimizer state of {name}: it had no gradient yet")
             snapshot = self._state_dict()
             dcp.load(snapshot, checkpoint_id=path)  # into the tensors in use
-            self.steps = snapshot["steps"]
             self.epochs_run = snapshot["epochs_run"]
             self.samples_run = snapshot.get("samples_run", 0)
             if self.samples_run > 0 and snapshot["data_key"] != self.data_key:
@@ -465,7 +463,7 @@ class Trainer:
             self.samples_run = 0
             self.total_loss.zero_()
             if self.epochs_run % self.args.save_every == 0 or self.epochs_run == total:
-                if self.epochs_run == total and self.steps % self.args.sync_every != 0:
+                if self.epochs_run == total and self._steps_done() % self.args.sync_every != 0:
                     self._outer_step()  # so that all nodes end with the same weights
                 if self.epochs_run == total and self.steps % self.args.eval_every_steps != 0:
                     self._evaluate()

@@ -174,11 +174,12 @@ if hasattr(script, "GPT"):
 """
 # Sends every rank, or the one named, the signal SIGNAL at SIGNAL_AT: an epoch, and samples of it,
 # or "evaluation". As from torchrun, it reaches a rank's data workers, too. The ranks ask after
-# every tenth step whether to stop, however long the steps take.
+# the first and every tenth step whether to stop, however long the steps take.
 SIGNAL = """
-script.Trainer.next_check = property(
-    lambda self: self.steps + -self.steps % 10, lambda self, step: None
-)
+if hasattr(script.Trainer, "_any_rank_stops"):
+    @after(script.Trainer, "_any_rank_stops")
+    def ask_after_ten_steps(self):
+        self.next_check = self.steps + 10 - self.steps % 10
 
 def signal_at(position):
     if os.environ.get("SIGNAL_AT") == position:

@@ -384,6 +384,22 @@ def test_calculator_in_the_page(site, monkeypatch, capsys):
         assert [way[1] for way in ways] == [row[-1] for row in parts]
 
 
+@needs_browser
+def test_what_a_training_costs(site):
+    """Of the tokens of a second that the page shows: hours, GPU hours and money."""
+    with browser_of(site) as (page, address):
+        page.goto(f"{address}/cost.html?params=8&gpus=64&tokens=100&price=3&recompute=yes")
+        rows = page.locator("#calculator table >> nth=0").locator("tr.fits").all_inner_texts()
+        page.fill("[name=tokens]", "0")
+        assert "Tokens to train on" in page.inner_text("#calculator [role=status]")
+    assert rows
+    for row in rows:
+        *_, speed, hours, gpu_hours, cost = row.replace(",", "").split("\t")
+        assert float(hours) == pytest.approx(100e9 / float(speed) / 3600, rel=0.1)
+        assert float(gpu_hours) == pytest.approx(64 * float(hours), rel=0.1)
+        assert float(cost) == pytest.approx(3 * float(gpu_hours), rel=0.1)
+
+
 def test_diffs_lead_to_the_whole_file(site):
     """Each names its file and its function, and links to the function in the file."""
     shown = 0

@@ -12,14 +12,16 @@ import pytest
 import torch
 from helpers import assert_trained, patch, position
 
-from tools.launch.jobs import TIMEOUT_S, TimeLimit, free_port
+from tools.launch.jobs import TIMEOUT_S, TimeLimit, free_port, pretend_gpus
 from tools.steps import ROOT
 
-# Each process writes down each step that it has completed: when it began, where it ended, and in
-# which group. Until the file `calm` exists, steps get slower from epoch to epoch: however long a
+# Each process, started without torchrun, writes down each step that it has completed: when it began,
+# where it ended, its number, and in which group. Until the file `calm` exists, steps get slower from epoch to epoch: however long a
 # process takes to start, the training does not end before it has joined.
 RECORD = """
 import json
+for name in ("RANK", "LOCAL_RANK", "GROUP_RANK"):
+    os.environ.pop(name, None)
 torch.set_default_dtype(torch.float64)
 record = open(f"{os.getpid()}.steps", "w", buffering=1)
 run_batch = script.Trainer._run_batch
@@ -28,7 +30,7 @@ def run_and_record(self, inputs, targets):
         time.sleep(0.01 + 0.001 * min(self.epochs_run, 40) ** 2)
     began = time.time()
     run_batch(self, inputs, targets)
-    position = (self.epochs_run, self.samples_run)
+    position = (self.epochs_run, self.samples_run, self.steps)
     event = began, position, self.group.number, script.dist.get_world_size()
     record.write(json.dumps(event) + "\\n")
 script.Trainer._run_batch = run_and_record
@@ -148,8 +150,16 @@ def test_frozen(shell):
 
 
 def test_a_bug_is_shown(shell):
-    """An error of the script's own is raised, when the same step has failed ten times."""
+    """An error of the script's own is raised, when the same step has failed ten times.
+
+    Once, the others have died while a process forms its first group.
+    """
     setup = """
+form = script.Group.form
+def form_at_the_second_try(self):
+    script.Group.form = form
+    raise RuntimeError("another has died")
+script.Group.form = form_at_the_second_try
 def run_batch(self, inputs, targets):
     raise RuntimeError("a bug")
 script.Trainer._run_batch = run_batch
@@ -157,7 +167,19 @@ script.Trainer._run_batch = run_batch
     training = Training(shell, 60, setup=setup)
     training.join()
     assert training.processes[0].wait() == 1
-    assert "RuntimeError: a bug" in training.processes[0].output
+    output = training.processes[0].output
+    assert "RuntimeError: a bug" in output
+    assert output.count("regrouping: a bug") == 8
+    assert output.count(": 1 processes") == 9
+
+
+def test_gpu_has_nccl(shell):
+    """Whose group takes no tensor that is on the CPU."""
+    setup = "script.Trainer._run_batch = lambda *a: script.dist.all_reduce(torch.zeros(1))"
+    training = Training(shell, 1, setup=setup)
+    job = shell.ranks(training.command, **pretend_gpus(1))
+    assert job.wait() == 1
+    assert "No backend type associated with device type cpu" in job.output
 
 
 def test_coordinator_is_gone(shell):
@@ -169,7 +191,7 @@ def test_coordinator_is_gone(shell):
     training.coordinator.end()
     for process in training.processes:
         process.fails("the coordinator is gone")
-    assert position(shell.folder / "snapshot.pt") == tuple(training.last_step()[1])
+    assert position(shell.folder / "snapshot.pt") == tuple(training.last_step()[1][:2])
 
 
 def test_no_coordinator(shell):

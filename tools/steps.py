@@ -80,7 +80,7 @@ GPT = [
     Step("gpt/moe.py", "gpt/expert_parallel.py", 80),
     Step("gpt/fsdp.py", "gpt/muon.py", 63),
     Step("gpt/pretrain.py", "gpt/slow_network.py", 15),
-    Step("gpt/fsdp.py", "gpt/local_sgd.py", 50),
+    Step("gpt/fsdp.py", "gpt/local_sgd.py", 48),
 ]
 STAGES = [STEPS[0].base, *(step.file for step in STEPS)]
 ALL = STEPS + JOB_STEPS + RECIPES + LATER_RECIPES + BY_HAND + GPT

@@ -1,4 +1,4 @@
-// The calculator of docs/choose.md. tools/formulas explains the formulas, and
+// The calculator of docs/choose.md and docs/cost.md. tools/formulas explains the formulas, and
 // tools/pages/widgets.py brings the constants from there, and a test compares the results.
 (() => {
   const page = document.getElementById("calculator");
@@ -168,6 +168,7 @@
     }
     const values = Object.fromEntries(fields.map(({ name, value }) => [name, Number(value)]));
     const { params, gpus, context, gpu_memory, batch_size, loss_chunks: chunks } = values;
+    const { tokens, price } = values; // of docs/cost.md alone
     const model = gptOfSize(params * GB, context, C.VOCAB_SIZE);
     model.block = C.BLOCK_TYPES[form.elements.llama.checked ? "llama" : "gpt"];
     if (model.blockParams <= 0) {
@@ -181,8 +182,14 @@
       const bytes = memory(model, batch_size, way, compile.checked, chunks);
       const fits = bytes.peak <= C.USABLE_MEMORY * gpu_memory * GB;
       const bar = `<span class="bar" style="--used: ${bytes.peak / gpu_memory / 1e7}%"></span>`;
-      const speed = twoDigits(tokensPerSecond(model, gpus, batch_size, way));
-      const cells = [round(bytes.peak / GB, 1), fits ? "yes" : "no", fits ? speed : "–"];
+      const speed = tokensPerSecond(model, gpus, batch_size, way);
+      const numbers = [speed];
+      if (tokens) {
+        const hours = (tokens * GB) / speed / 3600;
+        numbers.push(hours, gpus * hours, gpus * hours * price);
+      }
+      const results = numbers.map((number) => (fits ? twoDigits(number) : "–"));
+      const cells = [round(bytes.peak / GB, 1), fits ? "yes" : "no", ...results];
       addRow(ways, way.name + bar, cells).className = fits ? "fits" : "";
       addRow(parts, way.name, Object.values(bytes).map((part) => round(part / GB, 1)));
     }

@@ -105,6 +105,10 @@ FIELDS = (  # of the calculator: name, label, smallest and largest value, step, 
     ("context", "Tokens per sample", 256, 262144, 1, 8192),
     ("loss_chunks", "Chunks of the loss", 1, 64, 1, 1),
 )
+OF_THE_COST = (
+    ("tokens", "Tokens to train on, billions", 0.001, 100_000, "any", 160),
+    ("price", "Price of a GPU hour", 0.01, 100, "any", 2),
+)
 CHECKBOXES = (
     ("recompute", "With recomputation, too"),
     ("compile", "Compile the loss"),
@@ -117,13 +121,13 @@ def format_table(*columns):
     return f"<table class='calculated'><thead><tr>{head}</tr></thead><tbody></tbody></table>"
 
 
-def format_calculator():
+def format_calculator(more_fields=(), more_columns=()):
     """Returns the form and tables of docs/assets/calculator.js, and the formulas' constants."""
     fields = "".join(
         f'<div><label>{label} <input type="number" name="{name}" required min="{low}" '
         f'max="{high}" step="{step}" value="{value}"></label><input type="range" '
         f'aria-label="{label}" min="{math.log2(low)}" max="{math.log2(high)}" step="any"></div>'
-        for name, label, low, high, step, value in FIELDS
+        for name, label, low, high, step, value in (*FIELDS, *more_fields)
     )
     fields += "<span>"
     for name, label in CHECKBOXES:
@@ -134,16 +138,22 @@ def format_calculator():
     for module in (memory, scaling, calculator):
         values = vars(module).items()
         constants |= {name: value for name, value in values if isinstance(value, int | float)}
+    columns = ("", "GB per GPU", "fits", "tokens/s", *more_columns)
     parts = memory.memory(memory.GPT(8e9, 1, 1, 1, 1), 1, 1)  # for their names
     return (
         '<div id="calculator" data-search-exclude hidden>'
         f'<script type="application/json">{json.dumps(constants)}</script>'
         f"<form>{fields}</span></form>"
-        f'<p role="status"></p>{format_table("", "GB per GPU", "fits", "tokens/s")}'
+        f'<p role="status"></p>{format_table(*columns)}'
         '<details><summary>The parts, in GB per GPU</summary><div class="scroll" tabindex="0">'
         f"{format_table('', *parts)}</div></details>"
         '</div><script src="assets/calculator.js"></script>'
     )
+
+
+def format_cost():
+    """Returns the calculator with what a training takes, in hours, GPU hours and money."""
+    return format_calculator(OF_THE_COST, ("hours", "GPU hours", "cost"))
 
 
 CHOICES = {
@@ -151,4 +161,5 @@ CHOICES = {
     "<!-- composition -->": format_composition,
     "<!-- recordings -->": format_recordings,
     "<!-- calculator -->": format_calculator,
+    "<!-- calculator of the cost -->": format_cost,
 }
