@@ -106,7 +106,7 @@ FIELDS = (  # of the calculator: name, label, smallest and largest value, step, 
     ("loss_chunks", "Chunks of the loss", 1, 64, 1, 1),
 )
 OF_THE_COST = (
-    ("tokens", "Tokens to train on, billions", 0.001, 100_000, "any", 160),
+    ("tokens", "Tokens, billions", 0.001, 100_000, "any", 160),
     ("price", "Price of a GPU hour", 0.01, 100, "any", 2),
 )
 CHECKBOXES = (
@@ -144,7 +144,8 @@ def format_calculator(more_fields=(), more_columns=()):
         '<div id="calculator" data-search-exclude hidden>'
         f'<script type="application/json">{json.dumps(constants)}</script>'
         f"<form>{fields}</span></form>"
-        f'<p role="status"></p>{format_table(*columns)}'
+        '<p role="status"></p><div class="scroll" tabindex="0">'
+        f"{format_table(*columns)}</div>"
         '<details><summary>The parts, in GB per GPU</summary><div class="scroll" tabindex="0">'
         f"{format_table('', *parts)}</div></details>"
         '</div><script src="assets/calculator.js"></script>'
