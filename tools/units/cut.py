@@ -120,7 +120,7 @@ class Names:
         self.functions = {}  # and by how many its calls have fewer arguments
         for node in ast.walk(self.tree):
             if isinstance(node, ast.FunctionDef):
-                self.functions.setdefault(node.name, (node.args, 0))
+                self.functions.setdefault(node.name, (node, 0))
             elif isinstance(node, ast.ClassDef):
                 self.note_class(node)
         for node in ast.walk(self.tree):
@@ -140,7 +140,7 @@ class Names:
         initial = set()
         for method in sorted(methods, key=lambda method: method.name != "__init__"):
             constructs = method.name == "__init__"
-            self.functions[tree.name if constructs else method.name] = (method.args, 1)
+            self.functions[tree.name if constructs else method.name] = (method, 1)
             if not method.name.startswith("__"):
                 self.note(self.defined, f"{tree.name}.{method.name}", method)
                 self.note(self.defined, f".{method.name}", method)
@@ -159,9 +159,10 @@ class Names:
         name = getattr(node.func, "id", getattr(node.func, "attr", ""))
         if name == "add_argument":
             self.note(self.defined, f".{node.args[0].value.lstrip('-')}", node)
-        args, bound = self.functions.get(name, (None, 0))
-        if args and not accepts(args, bound, node):
+        function, bound = self.functions.get(name, (None, 0))
+        if function and not accepts(function.args, bound, node):
             self.note(self.wrong, name, node)
+            self.note(self.wrong, name, function)
         for argument in node.args:  # as mp.spawn's
             if getattr(argument, "id", "") in self.functions:
                 self.note(self.used, f"{argument.id} itself", node)
@@ -264,7 +265,7 @@ class Cut:
             yield name, names.wrong[name]
         for known in (self.new, self.old):  # passed on, as to mp.spawn, which calls it as before
             for name in names.functions.keys() & known.functions.keys():
-                args = {ast.dump(n.functions[name][0]) for n in (names, known)}
+                args = {ast.dump(n.functions[name][0].args) for n in (names, known)}
                 passed = f"{name} itself"
                 if len(args) > 1 and passed in known.used and passed in names.used:
                     yield name, names.used[passed]
