@@ -48,6 +48,10 @@ def module(script):
         ("gpt/llama_tensor_parallel.py", "--tp_size 2", OF_LLAMA),
         ("gpt/chunked_loss.py", "--loss_chunks 5", "must be 1 or more, and divide --context"),
         ("gpt/schedule.py", "--val_tokens 63", "--val_tokens must be at least --context"),
+        ("gpt/metrics.py", "--skip_steps 0", "and --skip_steps must be 1 or more"),
+        ("gpt/dcp.py", "10000", "must be 9999 or less: names of snapshots have four digits"),
+        ("gpt/accumulate.py", "--micro_batch_size 0", "and --micro_batch_size must be 1 or more"),
+        ("gpt/finetune.py", "--context 0", "error: --context must be 1 or more"),
         ("gpt/tensor_parallel.py", "--tp_size 4", TP_SIZE),
         ("gpt/tensor_parallel.py", "--context 9 --tp_size 2", TP_SIZE),
         ("gpt/context_parallel.py", "--cp_size 4", TP_SIZE.replace("tp", "cp")),
@@ -93,6 +97,11 @@ CHECKED_BY_MAIN = {
 }
 
 
+DEFAULTS = {
+    "gpt/dcp.py": {"snapshot_path": "snapshot"},  # not snapshot.pt, which pretrain.py writes
+    "gpt/fsdp.py": {"generate": 0},  # since all ranks gather all layers for each byte
+    "gpt/finetune.py": {"learning_rate": 1e-5},  # so that the model keeps what it knows
+}
 LATER = [step.file for step in steps.LATER_RECIPES if step.file not in POSITIONAL]
 
 
@@ -119,6 +128,7 @@ def test_every_argument(script, tmp_path, monkeypatch, capsys):
     right = POSITIONAL.get(script, "").split()
     monkeypatch.setattr(sys, "argv", [script, *right])
     parsed = vars(module(script).parse_args())
+    assert DEFAULTS.get(script, {}).items() <= parsed.items()
     right = [*itertools.dropwhile(lambda word: not word.startswith("--"), right)]  # its options
     names = [action.dest for action in parsers[0]._actions if not action.option_strings]
     values = {name: str(parsed[name]) for name in names}

@@ -63,12 +63,16 @@ def test_learning_rate(file):
 @pytest.mark.parametrize("name", ["gpt", "pretrain"])
 def test_weights(name):
     model = module(f"gpt/{name}.py").GPT(gpt_config(2, 2, 128, 64))
+    for parameter in model.parameters():
+        parameter.data.fill_(torch.nan)  # so that all of them have to be set
     model.init_weights(seed=0)
     for parameter_name, parameter in model.named_parameters():
         adds = parameter_name.endswith(("proj.weight", "down.weight"))
         std = STD / math.sqrt(2 * 2) if adds else STD
         if parameter.dim() == 2:
             assert parameter.std().item() == pytest.approx(std, rel=0.05), parameter_name
+        else:
+            assert (parameter == (0 if parameter_name.endswith("bias") else 1)).all()
 
 
 @pytest.mark.parametrize("name", ["moe", "expert_parallel"])
@@ -90,13 +94,17 @@ def note(self, inputs, targets):
         torch.save(self.model.module.state_dict(), "initial")
     batches.append((inputs, targets))
     torch.save(batches, "batches")
+@before(script.GPT, "forward")
+def check_mode(self, tokens):  # which dropout would depend on
+    assert self.training == torch.is_grad_enabled()
 """
 
 
 @pytest.mark.parametrize("name", ["schedule.py", "pretrain.py"])
 def test_training(shell, name):
     """The weights, after steps of which some are clipped."""
-    start(shell, name, "s", 1, FLOAT64 + NOTE_BATCHES, "--learning_rate 0.02").succeeds()
+    options = "--learning_rate 0.02 --generate 0"
+    start(shell, name, "s", 1, FLOAT64 + NOTE_BATCHES, options).succeeds()
     sizes = [int(size) for size in SMALL.split()[1::2]]
     model = module(f"gpt/{name}").GPT(gpt_config(*sizes)).double()
     model.load_state_dict(torch.load(shell.folder / "initial"))

@@ -11,6 +11,7 @@ from textwrap import indent
 import pytest
 import torch
 from helpers import (
+    CLOCK,
     LOG_LOSSES,
     PLAIN_SGD,
     SHORT_GPT,
@@ -53,13 +54,21 @@ def tiny_options(shell, name):
     return f"{options} --text {shell.folder}/text --snapshot_path {shell.folder}"
 
 
+# Tells whether a snapshot's weights are still in its file when the model takes them.
+PRINT_MAPPED = """
+@before(script.GPT, "load_state_dict")
+def print_mapped(self, state):
+    print("mapped:", "/resumed" in script.Path("/proc/self/maps").read_text())
+"""
+
+
 @pytest.mark.parametrize("name", WITH_SNAPSHOTS_OF_THEIR_OWN)
 def test_killed_and_stopped_is_uninterrupted(shell, name):
     """Two ranks, killed in mid-epoch, then stopped in mid-epoch, end as two that are left alone.
 
     Bit for bit; and each snapshot has the same loss, to 1e-6: it adds the same numbers otherwise.
     """
-    script = patch(shell.folder, name, SHORT_GPT + LOG_LOSSES + SIGNAL)
+    script = patch(shell.folder, name, SHORT_GPT + LOG_LOSSES + SIGNAL + PRINT_MAPPED)
     command = f"{script} 2 1 --save_every_steps {{}} {tiny_options(shell, name)}/{{}}"
     nodes = ("node1", "node2") if name == "gpt/local_sgd.py" else ("node", "node")
     nodes = [shell.folder / node for node in nodes]
@@ -81,6 +90,7 @@ def test_killed_and_stopped_is_uninterrupted(shell, name):
 
     resumed = shell.ranks_on(nodes, command.format(1000, "resumed"))
     assert "1 of 2 epochs done" in resumed.succeeds()
+    assert resumed.output.count("mapped: True") == (2 if name == "gpt/gpt.py" else 0)
     losses = logged_losses(uninterrupted.succeeds())
     for output in (killed.output, stopped.output, resumed.output):
         found = logged_losses(output)
@@ -101,6 +111,13 @@ def test_snapshot_of_another_shape(shell, name):
         assert saved == "n_layer=2, n_head=2, n_embd=16, context=8"
         sizes = re.sub(rf"{option[2:]}=\d", f"{option[2:]}={size}", saved)
         assert other == sizes
+
+
+def test_indices_are_numbers():
+    """A tensor of each would need an open file on its way to a data worker: soon too many."""
+    sampler = importlib.import_module("gpt.gpt").ResumableSampler(range(9), 2, 1)
+    sampler.set_position(epoch=0, samples_run=0)
+    assert {type(index) for index in sampler} == {int}
 
 
 def test_text_is_not_loaded(tmp_path):
@@ -127,23 +144,12 @@ def test_generated_text_is_printable(shell, name):
 SONG = "nine green bottles hanging on the wall\n"
 
 
-# A second for each snapshot, and one for each evaluation.
-SLOW_PAUSES = """
-@before(script.Trainer, "_save_snapshot")
-def save_slowly(self):
-    time.sleep(1)
-@before(script.GPT, "train")
-def train_slowly(self, mode=True):
-    time.sleep(0.5)
-"""
-
-
 def test_pretrained_gpt(shell):
     """On 2 ranks: it learns the song, and its val loss, throughput and MFU are as computed here."""
     (shell.folder / "song.txt").write_text(SONG * 3000)
-    script = patch(shell.folder, "gpt/pretrain.py", SLOW_PAUSES)
+    script = patch(shell.folder, "gpt/pretrain.py", CLOCK)
     options = "--n_layer 1 --n_head 1 --n_embd 64 --context 32 --text song.txt --val_tokens 32768"
-    options += " --batch_size 8 --learning_rate 3e-3 --peak_tflops 0.1"
+    options += " --batch_size 8 --learning_rate 3e-3 --peak_tflops 0.001"
     options += " --save_every_steps 60 --eval_every_steps 100"
     output = shell.ranks(f"{script} 1 {options}", 2).succeeds()
     val_losses = [float(loss) for loss in re.findall(r"val loss (\S+)", output)]
@@ -151,11 +157,11 @@ def test_pretrained_gpt(shell):
     assert "bottles" in output.rpartition("MFU")[2]
     # The speeds of ten steps each; and of all 165, with three snapshots and two evaluations.
     *speeds, overall = [float(s.replace(",", "")) for s in re.findall(r"(\S+) tokens/s", output)]
-    assert len(speeds) == 16
-    seconds = [512 * 10 / speed for speed in speeds]
-    assert 512 * 165 / overall > sum(seconds) + 4.9
+    seconds = [sum(range(n, n + 10)) / 1000 for n in range(1, 161, 10)]
+    assert speeds == pytest.approx([512 * 10 / s for s in seconds], rel=1e-3)
+    assert overall == pytest.approx(512 * 164.5 / (165 * 166 / 2000 + 5), rel=1e-3)
     model = importlib.import_module("gpt.pretrain").GPT(gpt_config(1, 1, 64, 32))
-    mfu = speeds[-1] * model.flops_per_token / 2 / 0.1e12
+    mfu = speeds[-1] * model.flops_per_token / 2 / 0.001e12
     found = re.findall(r"MFU (\S+)%", output)[-2]
     assert float(found) / 100 == pytest.approx(mfu, abs=1e-3)
     # The last snapshot's loss on the last 1024 chunks of 32 bytes, computed here.
@@ -214,19 +220,19 @@ def test_logged_steps(shell):
     """Losses are means over all samples, of all ranks; the norm is that of one rank's gradient."""
     write_text(shell.folder / "text", SIZE + VAL_CHUNKS, 8)
     steps = []
-    for ranks in (1, 2):
-        script = patch(shell.folder, "gpt/metrics.py", SHORT_GPT)
+    for name, ranks in [("metrics", 1), ("metrics", 2), ("fsdp", 2)]:
+        script = patch(shell.folder, f"gpt/{name}.py", SHORT_GPT)
         options = f"1 {TINY} {SHORT_VAL} --text text --batch_size {16 // ranks} --log_every_steps 1"
-        output = shell.ranks(f"{script} {options} --snapshot_path {ranks}.pt", ranks).succeeds()
-        found = re.findall(
-            r"step (\d+) \| loss (\S+) \| grad norm (\S+) \| lr (\S+)$", output, re.M
-        )
+        options += f" --snapshot_path {name}_{ranks}"
+        output = shell.ranks(f"{script} {options}", ranks).succeeds()
+        found = re.findall(r"step (\d+) \| loss (\S+) \| grad norm (\S+) \| lr (\S+)", output)
         steps.append([[float(value) for value in step] for step in found])
-    assert steps[1] == [pytest.approx(step, rel=2e-3) for step in steps[0]]
+    for others in steps[1:]:
+        assert others == [pytest.approx(step, rel=2e-3) for step in steps[0]]
     numbers, losses, *_ = zip(*steps[1], strict=True)
     assert numbers == (*range(1, 13),)
     total = sum(loss * min(16, SIZE - 16 * step) for step, loss in enumerate(losses))
-    assert load(shell.folder / "2.pt")["loss"] == pytest.approx(total / SIZE, rel=1e-3)
+    assert load(shell.folder / "metrics_2")["loss"] == pytest.approx(total / SIZE, rel=1e-3)
 
 
 def test_tensorboard(shell):
@@ -293,6 +299,9 @@ def test_gradient_that_is_nan(shell, name):
     job = shell.ranks(command, 2)
     job.fails("the gradient of step 4 is nan or inf", "or skip the batch: --skip_steps 4")
     assert job.output.count("the gradient of step 4 ") == 2
+    job = shell.ranks(f"{command} --save_every_steps 1000", 2)
+    job.fails("the gradient of step 4 is nan or inf")
+    assert "val loss" not in job.output  # the ranks do not train on to the end
     output = shell.ranks(f"{command} --skip_steps 4 99", 2).succeeds()
     assert "step 4 skipped" in output and "nan" not in output
     script = patch(shell.folder, "gpt/metrics.py", float64 + UNDO_STEP)

@@ -9,6 +9,7 @@ import signal
 import pytest
 import torch
 from helpers import (
+    CLOCK,
     LIMIT_MEMORY,
     MEASURE_MEMORY,
     PLAIN_SGD,
@@ -24,6 +25,7 @@ from helpers import (
 )
 from test_tokens import write_tokens
 
+from gpt import fsdp
 from tools.compose.compose import compose
 from tools.launch.snapshots import load, load_gpt, max_abs_diff, write_text
 from tools.steps import ROOT
@@ -199,7 +201,8 @@ def count(graph, inputs):
 torch.compile = functools.partial(torch.compile, backend=count)
 @after(script.Trainer, "_run_batch")
 def print_count(self, inputs, targets):
-    print(len(graphs), "graphs, breaks:", dict(counters["graph_break"]))
+    breaks = dict(counters["graph_break"])
+    print(len(graphs), "graphs, breaks:", breaks, torch.get_float32_matmul_precision())
 """
 
 
@@ -209,12 +212,15 @@ COMPILED = ["pretrain.py", "tensor_parallel.py", "context_parallel.py", "llama_t
 @pytest.mark.long
 @pytest.mark.parametrize("name", first(1, ["fsdp.py", *COMPILED]))
 def test_compiled(shell, name):
-    """Two graphs in all: one of all blocks, which are larger than DDP's buckets, and the loss."""
+    """Two graphs in all: one of all blocks, which are larger than DDP's buckets, and the loss.
+
+    With TF32, of whose absence torch would warn on a GPU.
+    """
     options = f"{SHAPES.get(name, '')} --compile --n_layer 4 --n_embd 256 --eval_every_steps 1000"
     ranks, option = LAYOUTS.get(name, [(2, "")])[-1]
     job = start(shell, name, "compiled", ranks, COUNT_GRAPHS, f"{options} {option}", steps=3)
     found = re.findall(r"\d+ graphs, breaks: .*", job.succeeds())
-    assert found == ["2 graphs, breaks: {}"] * (3 * ranks)
+    assert found == ["2 graphs, breaks: {} high"] * (3 * ranks)
 
 
 # Ranks, file and options; each resumes what the one before has saved.
@@ -352,16 +358,30 @@ def test_micro_batches_in_hybrid_shards(shell):
 
 @pytest.mark.parametrize(
     ("name", "ranks", "options"),
-    [("fsdp.py", 2, ""), ("pipeline_parallel.py", 4, "--pp_size 2 --micro_batches 3")],
+    [
+        ("fsdp.py", 2, ""),
+        ("accumulate.py", 2, "--micro_batch_size 2"),
+        ("pipeline_parallel.py", 4, "--pp_size 2 --micro_batches 3"),
+    ],
 )
 def test_val_loss(shell, name, ranks, options):
     """Of batches that cannot be shared evenly, after a step: it is the one of a single rank."""
     setup = "torch.set_default_dtype(torch.float64)\ntorch.Tensor.float = torch.Tensor.double"
+    setup += '\n@before(script.GPT, "forward")\ndef note(self, x): print("takes", len(x))'
     more = f"--n_layer 2 --eval_every_steps 1 --val_tokens {8 * 14}"  # in batches of 6
     alone = start(shell, "fsdp.py", "one", 1, setup, more, steps=2)
     several = start(shell, name, "several", ranks, setup, f"{more} {options}", steps=2)
     losses = [re.search(r"val loss (\S+)", job.succeeds())[1] for job in (alone, several)]
     assert losses[0] == losses[1]
+    if name == "accumulate.py":  # in training and evaluation
+        assert set(re.findall(r"takes (\d+)", several.output)) == {"1", "2"}
+
+
+def test_loss_of_bfloat16():
+    """The logits that FSDP's policy makes on GPUs: it is computed in float32."""
+    logits = torch.zeros(1, 8, 256).bfloat16()
+    loss = fsdp.next_byte_loss(logits, torch.arange(8)[None])
+    assert loss.item() == pytest.approx(math.log(256))
 
 
 @pytest.mark.long
@@ -428,10 +448,34 @@ def test_full_disk(shell, name):
     assert "Traceback" not in job.output
 
 
-def test_snapshots_need_a_shared_disk(shell):
+KILL_IN_THIRD_SAVE = """
+@before(script.dcp, "save")
+def kill(state, checkpoint_id):
+    if state["samples_run"] == 180:
+        os.kill(os.getpid(), 9)
+"""
+
+
+def test_killed_while_it_saves(shell):
+    """The snapshot before stays, and none but it; if it is damaged, one line says so."""
+    options = "--save_every_steps 5 --log_every_steps 5"
+    job = start(shell, "dcp.py", "s", 1, CLOCK + KILL_IN_THIRD_SAVE, options)
+    assert job.wait() == -signal.SIGKILL
+    (folder,) = (shell.folder / "s").iterdir()
+    assert folder.name == "epoch_0000_sample_000000000120"
+    # The time is that of five steps alone.
+    speeds = [5 * BATCH_SIZE * 8 / seconds for seconds in (0.015, 0.040, 0.065)]
+    assert re.findall(r"(\S+) tokens/s", job.output) == [f"{speed:,.0f}" for speed in speeds]
+    for path in folder.glob("*.distcp"):
+        path.write_bytes(path.read_bytes()[:1000])
+    start(shell, "dcp.py", "s").fails(f"cannot load s/{folder.name}: move it or set another")
+
+
+@pytest.mark.parametrize("name", ["dcp.py", "fsdp.py"])
+def test_snapshots_need_a_shared_disk(shell, name):
     """Each rank writes its own shards, but only the folder of rank 0 has .metadata."""
-    start(shell, "fsdp.py", "s", "ab", steps=2).succeeds()
-    start(shell, "fsdp.py", "s", "ab", steps=2).fails(
+    start(shell, name, "s", "ab", steps=2).succeeds()
+    start(shell, name, "s", "ab", steps=2).fails(
         "ranks start at [('epoch_0001_sample_000000000000', 'seed 0, ", "), (None, 'seed 0, "
     )
 
@@ -461,6 +505,7 @@ BY_THREE = "--n_head 3 --n_embd 33 --context 9"
             "schedule.py --val_tokens 99999999",
             "for validation: add text, or change --val_tokens",
         ),
+        ("aa", "schedule.py --text ../text --val_tokens 64", "and 1 for validation: add text"),
         ("aa", "hsdp.py --shard_size 3", "--shard_size 3 does not divide 2 ranks"),
         ("aabc", "hsdp.py", "unequal size: set --shard_size, which is [2, 2, 1, 1] by default"),
         ("aabc", "local_sgd.py", "unequal size: start as many ranks on each, not [2, 2, 1, 1]"),
@@ -473,6 +518,7 @@ BY_THREE = "--n_head 3 --n_embd 33 --context 9"
 )
 def test_refused_by_main(shell, nodes, command, message):
     """What the arguments alone do not tell: too little text, or ranks and nodes that do not fit."""
+    write_text(shell.folder / "text", 9, 64)
     shell.ranks_on([shell.folder / node for node in nodes], f"gpt/{command}").fails(message)
 
 

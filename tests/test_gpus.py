@@ -1,5 +1,6 @@
 """The branches for GPUs: on pretended ones everywhere, and on real ones where there are any."""
 
+import re
 import signal
 
 import pytest
@@ -158,23 +159,32 @@ def test_replicas_on_gpus_of_two_types(shell, name, options):
     assert torch.equal(load(shell.folder / "rank-0"), load(shell.folder / "rank-1"))
 
 
-PRINT_FUSED = """
-@before(script.Trainer, "train")
-def print_fused(self):
+PRINT_KINDS = """
+@after(script.Trainer, "train")
+def print_kinds(self):
     fused = all(group["fused"] for group in self.optimizer.param_groups)
     print("fused", fused, "on", self.device)
+    buckets = {p.grad.untyped_storage().data_ptr() for p in self.model.parameters()}
+    print("gradients in", len(buckets), "bucket")
+@before(script, "next_byte_loss")
+def print_autocast(logits, targets):
+    print("autocast", torch.is_autocast_enabled("cuda"))
 """
 
 
 def test_snapshots_of_other_devices(shell):
     """AdamW's state_dict also says how to compute a step; a snapshot of a CPU slows no GPU down."""
     options = f"--snapshot_path {shell.folder}/s {options_of(shell, 'gpt/pretrain.py')}"
-    script = patch(shell.folder, "gpt/pretrain.py", SHORT_GPT + PRINT_FUSED)
+    script = patch(shell.folder, "gpt/pretrain.py", SHORT_GPT + PRINT_KINDS)
     for epochs, device in enumerate(["cpu", "cuda:0", "cpu"], 1):
         variables = pretend_gpus(1) if device == "cuda:0" else {"CUDA_VISIBLE_DEVICES": ""}
         output = shell.ranks(f"{script} {epochs} 1 {options}", **variables).succeeds()
         assert f"{epochs - 1} of {epochs} epochs done" in output
         assert f"on {device}" in output and "fused False on cuda" not in output
+        assert "gradients in 1 bucket\n" in output  # that of DDP
+        on_gpu = device == "cuda:0"  # in training and evaluation
+        assert set(re.findall(r"autocast (\w+)", output)) == {str(on_gpu)}
+        assert ("peak memory 0.0 GiB" in output) == on_gpu
 
 
 def test_signal_on_pretended_gpus(shell):
