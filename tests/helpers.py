@@ -164,8 +164,7 @@ def logged_losses(output):
     return {(int(epochs), int(samples)): float(loss) for epochs, samples, loss in found}
 
 
-# For the files of gpt/: a clock by which the n-th step takes n ms, and each snapshot and each
-# evaluation a second.
+# A clock by which the n-th step takes n ms; and each snapshot, and each evaluation, a second.
 CLOCK = """
 clock = [0.0]
 time.perf_counter = lambda: clock[0]
@@ -177,7 +176,7 @@ def take_a_second(self):
 before(script.Trainer, "_save_snapshot")(take_a_second)
 before(script.Trainer, "_evaluate")(take_a_second)
 """
-# Less to validate on, in chunks of eight tokens, and less to generate.
+# For the files of gpt/: less to validate on, in chunks of eight tokens, and less to generate.
 VAL_CHUNKS = 12
 SHORT_VAL = f"--val_tokens {VAL_CHUNKS * 8}"
 SHORT_GPT = """

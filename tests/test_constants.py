@@ -86,7 +86,7 @@ def test_bias_step(name, monkeypatch):
     assert mixture.bias.tolist() == pytest.approx([-BIAS_STEP, BIAS_STEP, 0, BIAS_STEP])
 
 
-NOTE_BATCHES = """
+RECORD = """
 batches = []
 @before(script.Trainer, "_run_batch")
 def note(self, inputs, targets):
@@ -103,8 +103,7 @@ def check_mode(self, tokens):  # which dropout would depend on
 @pytest.mark.parametrize("name", ["schedule.py", "pretrain.py"])
 def test_training(shell, name):
     """The weights, after steps of which some are clipped."""
-    options = "--learning_rate 0.02 --generate 0"
-    start(shell, name, "s", 1, FLOAT64 + NOTE_BATCHES, options).succeeds()
+    start(shell, name, "s", 1, FLOAT64 + RECORD, "--learning_rate 0.02 --generate 0").succeeds()
     sizes = [int(size) for size in SMALL.split()[1::2]]
     model = module(f"gpt/{name}").GPT(gpt_config(*sizes)).double()
     model.load_state_dict(torch.load(shell.folder / "initial"))

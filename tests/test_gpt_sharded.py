@@ -17,6 +17,7 @@ from helpers import (
     SHORT_VAL,
     SIGNAL,
     VAL_CHUNKS,
+    at_step,
     equal_snapshots,
     fences,
     first,
@@ -212,10 +213,7 @@ COMPILED = ["pretrain.py", "tensor_parallel.py", "context_parallel.py", "llama_t
 @pytest.mark.long
 @pytest.mark.parametrize("name", first(1, ["fsdp.py", *COMPILED]))
 def test_compiled(shell, name):
-    """Two graphs in all: one of all blocks, which are larger than DDP's buckets, and the loss.
-
-    With TF32, of whose absence torch would warn on a GPU.
-    """
+    """Two graphs in all: of the blocks, which exceed DDP's buckets, and the loss; and with TF32."""
     options = f"{SHAPES.get(name, '')} --compile --n_layer 4 --n_embd 256 --eval_every_steps 1000"
     ranks, option = LAYOUTS.get(name, [(2, "")])[-1]
     job = start(shell, name, "compiled", ranks, COUNT_GRAPHS, f"{options} {option}", steps=3)
@@ -448,26 +446,18 @@ def test_full_disk(shell, name):
     assert "Traceback" not in job.output
 
 
-KILL_IN_THIRD_SAVE = """
-@before(script.dcp, "save")
-def kill(state, checkpoint_id):
-    if state["samples_run"] == 180:
-        os.kill(os.getpid(), 9)
-"""
-
-
 def test_killed_while_it_saves(shell):
     """The snapshot before stays, and none but it; if it is damaged, one line says so."""
+    kill = at_step(15, "script.dcp.save = lambda *state, **options: os.kill(os.getpid(), 9)")
     options = "--save_every_steps 5 --log_every_steps 5"
-    job = start(shell, "dcp.py", "s", 1, CLOCK + KILL_IN_THIRD_SAVE, options)
+    job = start(shell, "dcp.py", "s", 1, CLOCK + kill, options)
     assert job.wait() == -signal.SIGKILL
     (folder,) = (shell.folder / "s").iterdir()
     assert folder.name == "epoch_0000_sample_000000000120"
     # The time is that of five steps alone.
     speeds = [5 * BATCH_SIZE * 8 / seconds for seconds in (0.015, 0.040, 0.065)]
     assert re.findall(r"(\S+) tokens/s", job.output) == [f"{speed:,.0f}" for speed in speeds]
-    for path in folder.glob("*.distcp"):
-        path.write_bytes(path.read_bytes()[:1000])
+    (folder / "__0_0.distcp").write_bytes(b"cut short")
     start(shell, "dcp.py", "s").fails(f"cannot load s/{folder.name}: move it or set another")
 
 
