@@ -113,13 +113,6 @@ def test_snapshot_of_another_shape(shell, name):
         assert other == sizes
 
 
-def test_indices_are_numbers():
-    """A tensor of each would need an open file on its way to a data worker: soon too many."""
-    sampler = importlib.import_module("gpt.gpt").ResumableSampler(range(9), 2, 1)
-    sampler.set_position(epoch=0, samples_run=0)
-    assert {type(index) for index in sampler} == {int}
-
-
 def test_text_is_not_loaded(tmp_path):
     """It is read chunk by chunk; this file is sparse, and takes no disk."""
     with open(tmp_path / "text", "wb") as file:
