@@ -118,6 +118,8 @@ script.create_block_mask = getattr(script, "create_mask", None)
 torch.compile = lambda function: function
 script.nn.SyncBatchNorm.convert_sync_batchnorm = lambda model: model
 script.export = lambda *arguments: None
+if hasattr(script, "MixedPrecisionPolicy"):
+    torch.autocast = None  # the policy casts in its place
 if hasattr(script, "chunked_loss"):
     script.checkpoint = functools.partial(script.checkpoint, determinism_check="none")
 """
