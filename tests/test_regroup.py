@@ -15,9 +15,10 @@ from helpers import assert_trained, patch, position
 from tools.launch.jobs import TIMEOUT_S, TimeLimit, free_port, pretend_gpus
 from tools.steps import ROOT
 
-# Each process, started without torchrun, writes down each step that it has completed: when it began,
-# where it ended, its number, and in which group. Until the file `calm` exists, steps get slower from epoch to epoch: however long a
-# process takes to start, the training does not end before it has joined.
+# Each process, started without torchrun, writes down each step that it has completed: when it
+# began, where it ended, its number, and in which group. Until the file `calm` exists, steps get
+# slower from epoch to epoch: however long a process takes to start, the training does not end
+# before it has joined.
 RECORD = """
 import json
 for name in ("RANK", "LOCAL_RANK", "GROUP_RANK"):
