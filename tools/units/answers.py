@@ -1,6 +1,7 @@
 """What falls when a unit of a diff is put back: the first check of the judge, or the first test."""
 
 import ast
+import functools
 import hashlib
 import inspect
 import os
@@ -115,6 +116,7 @@ def summary(says):
     return " ".join([*first.split(), *errors[-1:]])[:300]
 
 
+@functools.cache  # it takes a minute of a long file
 def cut_of(file):
     step = next(step for step in ALL if step.file == file)
     return Cut(step.base, file)
