@@ -1,18 +1,15 @@
 """gpt/finetune.py, finetune_chat.py: a model of transformers, sharded, trained, and exported."""
 
 import json
+import re
 
 import pytest
 import torch
 import torch.distributed as dist
 from helpers import LIMIT_MEMORY, PLAIN_SGD, SIGNAL, first, patch
 from safetensors.torch import load_file, save_file
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GenerationConfig,
-    PreTrainedModel,
-)
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 
 from gpt import finetune, finetune_chat
 from tools.launch.snapshots import (
@@ -155,9 +152,11 @@ def test_finetuned_chats(shell):
     make_model(shell.folder / "model", "Llama", torch.float64)
     write_chats(shell.folder / "chats", (STEPS + 1) * BATCH_SIZE)
     options = "--learning_rate 0.3 --text chats --context 40 --val_tokens 480 --frozen_layers 1"
+    val_losses = []
     for ranks, name, more in [(1, "one", ""), (3, "several", "--recompute --micro_batch_size 3")]:
         job = start(shell, ranks, name, FLOAT64, f"{options} {more}", "gpt/finetune_chat.py")
         assert "62 chats are cut to --context, 0 of them before the answer" in job.succeeds()
+        val_losses += re.findall(r"val loss (\S+)", job.output)
     start_weights, one, several = (
         load_file(shell.folder / name / "model.safetensors")
         for name in ("model", "one_exported", "several_exported")
@@ -170,6 +169,12 @@ def test_finetuned_chats(shell):
         assert torch.equal(weight, one[name]) == frozen
     losses = [load_gpt(shell.folder / name)["loss"] for name in ("one", "several")]
     assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+    model = AutoModelForCausalLM.from_pretrained(shell.folder / "one_exported")
+    tokenizer = AutoTokenizer.from_pretrained(shell.folder / "model")
+    chats = [*finetune_chat.ChatDataset(shell.folder / "chats", 40, tokenizer)]
+    inputs, targets = map(torch.stack, zip(*chats[-BATCH_SIZE:], strict=True))
+    loss = cross_entropy(model(inputs).logits.flatten(0, 1), targets.flatten())  # of each token
+    assert [*map(float, val_losses)] == pytest.approx([loss.item()] * 2, rel=1e-3)
     with open(shell.folder / "chats", "a") as file:
         file.write('{"conversations": [{"from": "human", "value": "Hi"}]}\n')
     job = start(shell, 1, "other", "", options, "gpt/finetune_chat.py")
@@ -215,10 +220,10 @@ def test_starts_without_memory_for_the_whole_model(shell):
     assert job.output.count("started") == 4
 
 
-def refused(tmp_path, monkeypatch, capfd):
+def refused(tmp_path, monkeypatch, capfd, options=""):
     """Returns what the script says when it refuses what it is to train."""
     with pytest.raises(SystemExit) as exit:
-        run_here(tmp_path, monkeypatch)
+        run_here(tmp_path, monkeypatch, options)
     if dist.is_initialized():
         dist.destroy_process_group()
     assert not (tmp_path / "finetuned").is_dir()
@@ -260,6 +265,10 @@ def test_refused_files(tmp_path, monkeypatch, capfd):
     error = "--export_path finetuned is a file: name a folder\n"
     assert refused(tmp_path, monkeypatch, capfd).endswith(error)
     (tmp_path / "finetuned").unlink()
+    error = "--export_path must not be --model\n"
+    assert refused(tmp_path, monkeypatch, capfd, "--export_path model").endswith(error)
+    (tmp_path / "latin1").write_bytes(b"gr\xfcn")
+    assert "--text is not UTF-8: " in refused(tmp_path, monkeypatch, capfd, "--text latin1")
     edit_weight(tmp_path / "model", "model.norm.weight", torch.full([32], torch.nan))
     error = "the gradient of step 1 is nan or inf: "
     assert refused(tmp_path, monkeypatch, capfd).startswith(error)
@@ -269,6 +278,15 @@ def test_refused_files(tmp_path, monkeypatch, capfd):
     (tmp_path / "model" / "model.safetensors").unlink()
     error = "no config.json or no *.safetensors in --model model\n"
     assert refused(tmp_path, monkeypatch, capfd).endswith(error)
+
+
+def test_text(tmp_path):
+    """All of it becomes tokens, but for a byte order mark."""
+    make_model(tmp_path / "model", "Llama")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    (tmp_path / "text").write_text("\xf6\r\n", encoding="utf-8-sig", newline="")
+    inputs, targets = finetune.TextDataset(tmp_path / "text", 3, tokenizer)[0]
+    assert [*inputs, targets[-1]] == tokenizer("\xf6\r\n").input_ids
 
 
 def test_exported(tmp_path, monkeypatch):
@@ -282,6 +300,8 @@ def test_exported(tmp_path, monkeypatch):
         save_pretrained(model, path, state_dict=state_dict, max_shard_size="20KB")
 
     monkeypatch.setattr(PreTrainedModel, "save_pretrained", save_small_files)
+    old = "model.layers.0.self_attn.rotary_emb.inv_freq"  # which older models have
+    edit_weight(tmp_path / "model", old, torch.ones(4))
     run_here(tmp_path, monkeypatch)
     assert len(list((tmp_path / "finetuned").glob("model-*.safetensors"))) > 2
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "finetuned")
@@ -292,14 +312,13 @@ def test_exported(tmp_path, monkeypatch):
         assert torch.equal(weight, trained[name].bfloat16())
 
 
-def run_here(tmp_path, monkeypatch):
+def run_here(tmp_path, monkeypatch, options=""):
     """Trains within this process, since importing transformers takes seconds."""
     write_text(tmp_path / "text", 4 * BATCH_SIZE, CONTEXT)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(finetune.signal, "signal", lambda signum, handler: None)  # pytest's stay
-    options = (
-        f"1 1 --val_tokens {BATCH_SIZE * CONTEXT} --context {CONTEXT} --text text --snapshot_path s"
-    )
+    sizes = f"--val_tokens {BATCH_SIZE * CONTEXT} --context {CONTEXT}"
+    options = f"1 1 {sizes} --text text --snapshot_path s {options}"
     monkeypatch.setattr("sys.argv", ["finetune.py", *options.split()])
     world = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "GROUP_RANK": "0"}
     for name, value in world.items():

@@ -404,15 +404,21 @@ def test_kept_snapshots(shell):
     assert copies and equal_snapshots(*ends)
 
 
-# The data of the first snapshot is written three steps later.
+# The data of the first snapshot is written half a second after it is time for the next one.
 WRITE_LATE = """
+import threading
 from torch.distributed.checkpoint import FileSystemWriter
-steps = []
+steps, to_write = [], []
 @before(FileSystemWriter, "write_data")
 def write_late(self, plan, planner):
-    while len(steps) < 13:
+    to_write.append(self.path.name)
+    while len(steps) < 20 and threading.current_thread() is not threading.main_thread():
         time.sleep(0.01)
-    print("writing", self.path.name)
+    time.sleep(0.5)
+    print("writing", to_write.pop())
+@before(script.dcp, "async_save")
+def assert_written(*arguments, **options):
+    assert not to_write
 @after(script.Trainer, "_run_batch")
 def count(self, inputs, targets):
     print("trained", self.samples_run)
@@ -427,8 +433,8 @@ def test_trains_on_while_it_saves(shell):
     setup = WRITE_LATE + SIGNAL
     job = start(shell, "async_save.py", "s", 2, setup, options, steps=30, **stop)
     job.fails("stopped by a signal")
-    before, _, after = job.output.partition("writing epoch_0000_sample_000000000120")
-    assert f"trained {13 * BATCH_SIZE}" in before and f"trained {20 * BATCH_SIZE}" in after
+    before = job.output.partition("writing epoch_0000_sample_000000000120")[0]
+    assert f"trained {20 * BATCH_SIZE}" in before
     start(shell, "fsdp.py", "fsdp", 2, SIGNAL, options, steps=30, **stop).wait()
     for step in (20, 10):
         one, other = (load_gpt(shell.folder / path) for path in ("s", "fsdp"))
@@ -503,7 +509,9 @@ BY_THREE = "--n_head 3 --n_embd 33 --context 9"
         ("aa", f"context_parallel.py --cp_size 3 {BY_THREE}", "3 does not divide the 2 ranks"),
         ("aa", "pipeline_parallel.py --pp_size 3", "--pp_size 3 does not divide the 2 ranks"),
         ("aa", "three_d.py --pp_size 2 --tp_size 2", "--tp_size does not divide the 2 ranks"),
+        ("a", "pipeline_parallel.py --batch_size 80000000", "less than one batch to train on"),
         ("aa", "expert_parallel.py --n_experts 3", "divide --n_experts and the 2 ranks"),
+        ("aaa", "expert_parallel.py --ep_size 1", "3 shards of each expert must divide --n_embd"),
     ],
 )
 def test_refused_by_main(shell, nodes, command, message):
@@ -589,6 +597,41 @@ def test_local_sgd_on_other_nodes(shell):
     assert "node_2" in job.output
     output = start_local_sgd(shell, "aabb", epochs=2).succeeds()
     assert "1 of 2 epochs done" in output
+
+
+PRINT_TOKENS_AND_TEXT = """
+@after(script.Trainer, "train")
+def print_tokens(self):
+    print("tokens:", self.tokens)
+def print_text(self, *arguments):
+    print("text:", generate(self, *arguments).encode())
+    return ""
+script.GPT.generate = print_text
+"""
+GREEDY = "torch.Tensor.multinomial = lambda self, count: self.argmax()[None]\n"
+
+
+SHARED = [
+    ("tensor_parallel.py", 4, "--tp_size 2 --generate 12"),
+    ("context_parallel.py", 2, "--cp_size 2 --generate 12"),
+    # With a chunk more to train on than a batch.
+    ("pipeline_parallel.py", 2, "--pp_size 2 --n_layer 2 --micro_batches 3 --val_tokens 88"),
+    ("three_d.py", 4, "--tp_size 2 --micro_batches 3"),
+]
+
+
+@pytest.mark.parametrize(("name", "ranks", "options"), SHARED)
+def test_shared_samples(shell, name, ranks, options):
+    """Their ranks count each token once, and generate one text; torch advises nothing else."""
+    setup = PRINT_TOKENS_AND_TEXT + GREEDY * (name == "context_parallel.py")
+    output = start(shell, name, "s", ranks, setup, options, steps=1).succeeds()
+    assert "all_reduce" not in output
+    tokens = re.findall(r"tokens: (\S+)", output)
+    assert sum(map(float, tokens)) == BATCH_SIZE * 8
+    if name == "context_parallel.py":
+        output += start(shell, "fsdp.py", "one", 1, setup, "--generate 12", steps=1).succeeds()
+    texts = re.findall("text: (.+)", output)
+    assert len({*texts}) == ("--generate" in options)
 
 
 PRINT_HELD = """

@@ -12,6 +12,7 @@ from helpers import SHORT_GPT, fences, gpt_config, patch
 from torch.nn import functional
 
 from gpt import fsdp, moe
+from tools.launch.snapshots import write_text
 
 
 def dense_mixture(layer, x):
@@ -89,6 +90,25 @@ def test_flops_of_active_experts():
         router = 6 * n_layer * n_embd * n_experts
         mixture = moe.GPT(gpt_config(*sizes, n_experts=n_experts, top_k=2))
         assert mixture.flops_per_token == dense + second_mlp + router
+        assert mixture.shape.endswith(f"n_experts={n_experts}, top_k=2")  # kept in a snapshot
+
+
+# As on GPUs; and memory that nothing sets is nan.
+MIXED_PRECISION = """
+torch.cuda.is_bf16_supported = lambda including_emulation: True
+torch.use_deterministic_algorithms(True)
+@after(script.MixtureOfExperts, "__init__")
+def print_type(self, *sizes):
+    self.router.register_forward_hook(lambda *call: print("scores:", call[-1].dtype))
+"""
+
+
+def test_router_in_mixed_precision(shell):
+    """It scores in float32, and with the biases that it has: not what was in memory."""
+    write_text(shell.folder / "text", 20, 8)
+    script = patch(shell.folder, "gpt/moe.py", MIXED_PRECISION)
+    job = shell.ranks(f"{script} 1 --n_layer 1 --context 8 --val_tokens 8 --text text")
+    assert {*re.findall("scores: (.+)", job.succeeds())} == {"torch.float32"}
 
 
 LOG_LOADS = """

@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers import SHORT_GPT, TIMEOUT_S, gpt_config, patch, run
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, one_hot
 
 from gpt.prepare_tokens import pieces
 from gpt.tokens import GPT, TextDataset, next_token_loss
@@ -202,7 +202,7 @@ def test_vocabulary_of_llama_3(shell):
     job.fails(f"{shard.relative_to(shell.folder)} has token ", "tokenizer.json only 128200")
 
 
-def test_padding_of_the_vocabulary():
+def test_padding_of_the_vocabulary(tmp_path):
     """The rows up to a multiple of 128 give no logits, and get no gradient."""
     model = GPT(gpt_config(1, 2, 16, 8), 300)
     assert len(model.head.weight) == len(model.token_embedding.weight) == 384
@@ -214,3 +214,10 @@ def test_padding_of_the_vocabulary():
     expected = cross_entropy(logits.view(16, 300), tokens.view(16))
     assert torch.equal(loss, expected)
     assert model.head.weight.grad[:300].any() and not model.head.weight.grad[300:].any()
+    smaller = GPT(gpt_config(1, 2, 16, 8), 128)  # by 256 rows, which multiply in the head alone
+    assert model.flops_per_token - smaller.flops_per_token == 6 * 256 * 16
+    # A text begins with the token for the end of a line, here 0.
+    save_tokenizer(tmp_path / "tokenizer.json", 300)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    model.forward = lambda tokens: 1e9 * one_hot((tokens + 290) % 300, 300)
+    assert model.generate(tokenizer, "\n", 2) == "0 290 280"
