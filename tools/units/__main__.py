@@ -17,7 +17,7 @@ import os
 import sys
 
 from tools.steps import ALL
-from tools.units.answers import answer, cut_of, digest
+from tools.units.answers import answer, stored
 from tools.units.cut import UNITS
 
 BY_HAND = ("without", "watch", "surplus")  # what a person writes there
@@ -37,18 +37,6 @@ def write(units):
     UNITS.write_text("{\n" + ",\n".join(files) + "\n}\n")
 
 
-def stored(units, file, cut):
-    """Returns what is stored of each unit of a file, as it is cut today."""
-    known = {tuple(unit["lines"]): [] for unit in units.get(file, [])}
-    for unit in units.get(file, []):
-        known[tuple(unit["lines"])].append(unit)
-    found = []
-    for own, _ in cut.units:
-        same = known.get(tuple(cut.lines(own)))
-        found.append(same.pop(0) if same else {})
-    return found
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("files", nargs="*", help="by default, what has changed")
@@ -63,13 +51,13 @@ def main():
     others = 0
     with concurrent.futures.ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
         jobs = {}
-        for file in args.files or units:
-            cut = cut_of(file)
-            answers[file] = stored(units, file, cut)
-            for number, (known, unit) in enumerate(zip(answers[file], cut.units, strict=True)):
+        asked = args.files or list(units)
+        cuts = [pool.submit(stored, units.get(file, []), file) for file in asked]
+        for file, cut in zip(asked, cuts, strict=True):
+            answers[file] = [known for _, known, _ in cut.result()]
+            for number, (unit, known, is_new) in enumerate(cut.result()):
                 falls = known.get("falls", "")
-                changed = known.get("of") != digest(cut.lines(unit[1]), falls)
-                if not falls if args.unanswered else args.files or changed:
+                if not falls if args.unanswered else args.files or is_new:
                     jobs[pool.submit(answer, file, unit, falls)] = file, number
         for job in concurrent.futures.as_completed(jobs):
             file, number = jobs[job]

@@ -103,7 +103,7 @@ def digest(lines, name):
         file, _, case = name.partition("::")
         tests = ast.parse((ROOT / "tests" / file).read_text()).body
         named = [part for part in tests if getattr(part, "name", "") == case.partition("[")[0]]
-        source = ast.unparse(named[0])
+        source = "".join(map(ast.unparse, named))
     elif name and name != DOCSTRING:
         source = inspect.getsource(getattr(Judge, f"check_{name}"))
     return hashlib.sha256("\n".join([*lines, source]).encode()).hexdigest()[:12]
@@ -120,6 +120,24 @@ def summary(says):
 def cut_of(file):
     step = next(step for step in ALL if step.file == file)
     return Cut(step.base, file)
+
+
+def stored(units, file):
+    """Returns each unit of a file as it is cut today, what is stored of it, and whether it is new.
+
+    New is also one whose check or test has changed.
+    """
+    cut = cut_of(file)
+    known = {tuple(unit["lines"]): [] for unit in units}
+    for unit in units:
+        known[tuple(unit["lines"])].append(unit)
+    found = []
+    for unit in cut.units:
+        same = known.get(tuple(cut.lines(unit[0])))
+        answered = same.pop(0) if same else {}
+        now = digest(cut.lines(unit[1]), answered.get("falls", ""))
+        found.append((unit, answered, answered.get("of") != now))
+    return found
 
 
 def answer(file, unit, hint=""):

@@ -6,6 +6,7 @@ go with it. Pieces that take the same others with them are one unit, and each pi
 """
 
 import ast
+import bisect
 import builtins
 import collections
 import difflib
@@ -116,14 +117,15 @@ class Names:
 
     def __init__(self, text):
         self.tree = ast.parse(text)
+        self.nodes = list(ast.walk(self.tree))
         self.defined, self.used, self.wrong = {}, {}, {}
         self.functions = {}  # and by how many its calls have fewer arguments
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.FunctionDef):
                 self.functions.setdefault(node.name, (node, 0))
             elif isinstance(node, ast.ClassDef):
                 self.note_class(node)
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Call):
                 self.note_call(node)
             elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
@@ -169,9 +171,9 @@ class Names:
 
     def note_variables(self, module):
         """Notes variables, function by function, as Python's own table of symbols sees them."""
-        nodes = {(getattr(n, "name", ""), getattr(n, "lineno", 0)): n for n in ast.walk(self.tree)}
+        nodes = {(getattr(n, "name", ""), getattr(n, "lineno", 0)): n for n in self.nodes}
         tables = [module]
-        occur = functools.cache(occurrences)  # of the module for each comprehension
+        occur = functools.cache(self.occurrences)  # of the module for each comprehension
         for table in tables:
             tables += table.get_children()
             places = occur(nodes.get((table.get_name(), table.get_lineno()), self.tree))
@@ -186,24 +188,34 @@ class Names:
                 if symbol.is_assigned() or symbol.is_imported() or symbol.is_parameter():
                     self.defined.setdefault(scoped, set()).update(places[name])
 
+    @functools.cached_property
+    def places(self):
+        """Returns each name of the text, in the order of their lines."""
+        found = []
+        for node in self.nodes:
+            names = [getattr(node, key, None) for key in ("id", "name", "arg")]
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names += [(alias.asname or alias.name).split(".")[0] for alias in node.names]
+            found += [(getattr(node, "lineno", 0), name) for name in names if name]
+        return sorted(found)
+
+    def occurrences(self, tree):
+        """Returns the lines of each name in a function or class, or in the module."""
+        places = self.places
+        if tree is not self.tree:
+            start = bisect.bisect_left(places, (tree.lineno,))
+            places = places[start : bisect.bisect_left(places, (tree.end_lineno + 1,))]
+        lines = collections.defaultdict(set)
+        for line, name in places:
+            lines[name].add(line)
+        return lines
+
     def missing(self):
         """Returns the names that are used and not defined; of attributes, torch defines many."""
         return {n for n in self.used if n not in self.defined and n not in dir(builtins)}
 
     def useless(self):
         return self.defined.keys() - self.used.keys()
-
-
-def occurrences(tree):
-    """Returns the lines of each name."""
-    lines = collections.defaultdict(set)
-    for node in ast.walk(tree):
-        names = [getattr(node, key, None) for key in ("id", "name", "arg")]
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            names += [(alias.asname or alias.name).split(".")[0] for alias in node.names]
-        for name in filter(None, names):
-            lines[name].add(getattr(node, "lineno", 0))
-    return lines
 
 
 def accepts(args, bound, call):
