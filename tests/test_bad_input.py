@@ -46,6 +46,7 @@ def module(script):
         ("gpt/llama.py", "--n_kv_head 3", N_KV_HEAD),
         ("gpt/llama.py", "--n_head 2 --n_embd 6", N_KV_HEAD),
         ("gpt/llama_tensor_parallel.py", "--tp_size 2", OF_LLAMA),
+        ("gpt/documents.py", "--n_embd 16", "must be 16 or more for FlexAttention, on GPUs"),
         ("gpt/chunked_loss.py", "--loss_chunks 5", "must be 1 or more, and divide --context"),
         ("gpt/schedule.py", "--val_tokens 63", "--val_tokens must be at least --context"),
         ("gpt/metrics.py", "--skip_steps 0", "and --skip_steps must be 1 or more"),
@@ -66,6 +67,7 @@ def module(script):
 def test_arguments(script, arguments, message, monkeypatch, capsys):
     """Within this process, since importing torch a hundred times would take minutes."""
     monkeypatch.setattr(sys, "argv", [script, *arguments.split()])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     if script != "singlegpu.py":
         monkeypatch.setenv("LOCAL_RANK", "0")
     with pytest.raises(SystemExit):

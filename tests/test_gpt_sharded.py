@@ -490,6 +490,7 @@ def test_snapshot_of_another_layout(shell):
 
 
 BY_THREE = "--n_head 3 --n_embd 33 --context 9"
+OF_LLAMA = "--tp_size 2 --n_kv_head 2 --data ../tokens --val_tokens 64"
 
 
 @pytest.mark.parametrize(
@@ -512,11 +513,13 @@ BY_THREE = "--n_head 3 --n_embd 33 --context 9"
         ("a", "pipeline_parallel.py --batch_size 80000000", "less than one batch to train on"),
         ("aa", "expert_parallel.py --n_experts 3", "divide --n_experts and the 2 ranks"),
         ("aaa", "expert_parallel.py --ep_size 1", "3 shards of each expert must divide --n_embd"),
+        ("aaa", f"llama_tensor_parallel.py {OF_LLAMA}", "--tp_size 2 does not divide the 3 ranks"),
     ],
 )
 def test_refused_by_main(shell, nodes, command, message):
     """What the arguments alone do not tell: too little text, or ranks and nodes that do not fit."""
     write_text(shell.folder / "text", 9, 64)
+    write_tokens(shell.folder / "tokens", 9, 64)
     shell.ranks_on([shell.folder / node for node in nodes], f"gpt/{command}").fails(message)
 
 
@@ -617,6 +620,7 @@ SHARED = [
     # With a chunk more to train on than a batch.
     ("pipeline_parallel.py", 2, "--pp_size 2 --n_layer 2 --micro_batches 3 --val_tokens 88"),
     ("three_d.py", 4, "--tp_size 2 --micro_batches 3"),
+    ("llama_tensor_parallel.py", 4, "--tp_size 2 --n_kv_head 2 --generate 12"),
 ]
 
 

@@ -12,6 +12,7 @@ from test_gpt import TINY
 from test_tokens import write_tokens
 from torch.utils._pytree import tree_leaves
 
+from gpt import muon
 from tools.launch.jobs import pretend_gpus
 from tools.launch.snapshots import load, load_gpt, write_text
 from tools.steps import ALL, ROOT
@@ -137,6 +138,26 @@ def test_pretended_gpus(shell, name):
     # In bfloat16 they differ by up to 1e-3; at 1.2 times the learning rate, by 1e-2.
     max_diff = 2e-3 if name.startswith("gpt/") else 1e-3
     check(shell, name, ranks, start, max_diff, NOT_PRETENDED)
+
+
+def test_attention_of_documents_is_compiled(shell):
+    """Else FlexAttention would keep the scores of all pairs of tokens."""
+    setup = 'script.Attention.compile = lambda self: print("compiled")'
+    setup += "\nscript.Trainer.train = lambda self: None"
+    script = patch(shell.folder, "gpt/documents.py", setup)
+    options = options_of(shell, "gpt/documents.py")
+    job = shell.ranks(f"{script} 1 {options} --n_layer 3", **pretend_gpus(1))
+    assert job.succeeds().count("compiled") == 3
+
+
+def test_muon_in_bfloat16(monkeypatch):
+    """On GPUs, where float32 would take far longer; what it returns has the type it got."""
+    matrix = torch.randn(8, 12, generator=torch.Generator().manual_seed(0))
+    for is_cuda in (False, True):
+        monkeypatch.setattr(torch.Tensor, "is_cuda", is_cuda)
+        update = muon.orthogonalize(matrix)
+        assert update.dtype == torch.float32
+        assert torch.equal(update, update.bfloat16().float()) == is_cuda
 
 
 # What this rank holds, which is a whole replica in this test.

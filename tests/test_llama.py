@@ -10,14 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import LONG, fences, first, gpt_config
+from helpers import LONG, SIGNAL, fences, first, gpt_config
 from jinja2 import TemplateError
 from test_gpt_sharded import SMALL, start
-from test_tokens import prepare
+from test_tokens import prepare, save_tokenizer
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import parallel
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from gpt import documents
+from gpt import documents, llama_tensor_parallel
 from gpt.llama import GPT, parse_args
 from tools.launch.snapshots import load_gpt, max_abs_diff, write_text
 
@@ -125,6 +128,39 @@ def test_packed_documents(request, monkeypatch, dtype, tolerance):
         block.self_attn.compile(backend="aot_eager")
     monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *tensors: None)
     assert max_abs_diff(gradients([packed]), alone) < tolerance
+
+
+def test_documents_of_one_token(shell):
+    """All targets are ignored, so the losses are 0; llama.py, for which they count, is refused."""
+    (shell.folder / "tokens").mkdir()
+    save_tokenizer(shell.folder / "tokens" / "tokenizer.json", 300)
+    (shell.folder / "tokens" / "0.uint16").write_bytes(bytes(3000))  # END alone
+    options = "--end_token 0 --eval_every_steps 5"
+    job = start(shell, "documents.py", "s", 1, SIGNAL, options, SIGNAL="15", SIGNAL_AT="0 12")
+    job.fails("stopped by a signal")
+    assert "\nval loss 0\n" in job.output and " | loss 0 | saving" in job.output
+    start(shell, "llama.py", "s").fails("its epoch is one of seed 0, ", ", not seed 0, ")
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook")  # of CommDebugMode
+def test_tensor_parallelism(request):
+    """Four all-gathers a layer, as in arXiv 2205.05198. Compiled, it learns the embedding, too."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    request.addfinalizer(dist.destroy_process_group)
+    model = llama_tensor_parallel.GPT(gpt_config(2, 4, 32, 8, n_kv_head=2, **LLAMA), 300)
+    mesh = init_device_mesh("cpu", (2,))
+    parallel.parallelize_module(model, mesh, llama_tensor_parallel.TP_PLAN)
+    tokens = torch.randint(300, (2, 8))
+    with parallel.loss_parallel(), CommDebugMode() as mode:
+        llama_tensor_parallel.next_token_loss(model(tokens), tokens).backward()
+    gathers = mode.get_comm_counts()[torch.ops.c10d_functional.all_gather_into_tensor]
+    assert gathers == 2 * 4 + 2  # those of the head and of the embedding
+    model.zero_grad()
+    for block in model.model["layers"]:
+        block.compile(backend="aot_eager")
+    with parallel.loss_parallel():
+        llama_tensor_parallel.next_token_loss(model(tokens), tokens).backward()
+    assert model.model["embed_tokens"].weight.grad.to_local().any()
 
 
 def test_weights():
