@@ -113,3 +113,9 @@ def test_nothing_falls_as_it_is(file, monkeypatch):
     assert answers.judge(file, ROOT / file) is None
     for name in {unit["falls"] for unit in ANSWERED[file] if "::" in unit["falls"]}:
         assert answers.test(file, (ROOT / file).read_text(), name) is None
+
+
+def test_a_test_that_is_not_there():
+    text = (ROOT / "multigpu.py").read_text()
+    with pytest.raises(RuntimeError, match="test_units.py::test_nothing did not run"):
+        answers.test("multigpu.py", text, "test_units.py::test_nothing")

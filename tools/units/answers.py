@@ -12,6 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pytest
+
 from tools.judge.checks import Judge, WrongError, toy_task
 from tools.judge.stages import STAGES
 from tools.steps import ALL, ROOT
@@ -23,6 +25,7 @@ STAGE_TESTS = "one_rank bad_input own_changes training preemptible hangs"
 TESTS = {"recipes": "recipes", "by_hand": "by_hand", "gpt": "gpt gpt_sharded"}
 # An error that tells of the cut, and not of the step's idea: a line that is left needs another.
 OF_THE_CUT = r"^(E|\[rank\d+\]:|\W)*(NameError|AttributeError|UnboundLocalError|TypeError)\b"
+NOT_RUN = (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED)
 OUTPUT = "It has printed:"
 ERROR = re.compile(r"\w+(?:Error|Exception)\b(?!:? \[Errno 98\]).*")
 
@@ -61,7 +64,7 @@ def test(file, text, hint):
         copy = Path(folder) / "copy"
         shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "site", "runs"))
         (copy / file).write_text(text)
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:warnings"]
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-W", "ignore"]
         marked = "" if "::" in hint else "not long and not nightly"
         command += ["-m", marked, f"--basetemp={folder}/tmp", *chosen]
         # For the line of a test that fails; and who has hung for so long, hangs.
@@ -69,9 +72,14 @@ def test(file, text, hint):
         run = subprocess.run(
             command, cwd=copy, env=variables, capture_output=True, text=True, timeout=TIME_LIMIT_S
         )
-    found = re.search(r"^FAILED tests/(.+?)(?: - (.*))?$", run.stdout, re.MULTILINE)
+    if hint and run.returncode in NOT_RUN:
+        raise RuntimeError(f"{hint} did not run: {run.stdout}{run.stderr}")
+    found = re.search(r"^(FAILED|ERROR) tests/(.+?)(?: - (.*))?$", run.stdout, re.MULTILINE)
     output, _, _ = run.stdout.partition("short test summary")
-    return (found[1], f"{found[2] or ''} {OUTPUT} {output}") if found else None
+    if not found:
+        return None
+    name = found[2] if found[1] == "FAILED" else hint or found[2]  # an ERROR names the file alone
+    return name, f"{found[3] or ''} {OUTPUT} {output}"
 
 
 def fall(cut, file, unit, hint):
