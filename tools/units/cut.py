@@ -68,6 +68,14 @@ def join(pieces, new_lines):
         yield waiting
 
 
+def with_decorator(old, new, new_lines):
+    """Returns an added hunk that ends with the next function's decorator, with its own in place."""
+    last = new_lines[new.stop - 1]
+    if not old and last.lstrip().startswith("@") and last == new_lines[new.start - 1]:
+        return range(old.start - 1, old.start - 1), range(new.start - 1, new.stop - 1)
+    return old, new
+
+
 def pieces(base, file, old_lines, new_lines):
     """Returns the pieces of the diff that `diff -U0` prints."""
     result = subprocess.run(["diff", "-U0", base, file], cwd=ROOT, capture_output=True, text=True)
@@ -79,6 +87,7 @@ def pieces(base, file, old_lines, new_lines):
             count = int(count or 1)
             start = int(start) - (count > 0)  # without lines, it is the line before
             sides.append(range(start, start + count))
+        sides = with_decorator(*sides, new_lines)
         for piece in join(match(*sides, old_lines, new_lines), new_lines):
             blank = not piece.old and not any(new_lines[line].strip() for line in piece.new)
             if blank and found and found[-1].new.stop == piece.new.start:
