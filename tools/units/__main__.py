@@ -28,11 +28,12 @@ def load():
 
 
 def write(units):
-    """Writes a unit a line."""
+    """Writes a unit a line; which lines go with it, the cut knows."""
     files = []
     for step in ALL:
         if step.file in units:
-            lines = ",\n".join(json.dumps(u, ensure_ascii=False) for u in units[step.file])
+            kept = [{k: u[k] for k in u if k != "with"} for u in units[step.file]]
+            lines = ",\n".join(json.dumps(unit, ensure_ascii=False) for unit in kept)
             files.append(f"{json.dumps(step.file)}: [\n{lines}\n]")
     UNITS.write_text("{\n" + ",\n".join(files) + "\n}\n")
 
