@@ -186,11 +186,14 @@ if hasattr(script, "GPT"):
 """
 # Sends every rank, or the one named, the signal SIGNAL at SIGNAL_AT: an epoch, and samples of it,
 # or "evaluation". As from torchrun, it reaches a rank's data workers, too. The ranks ask after
-# the first and every tenth step whether to stop, however long the steps take.
+# every tenth step whether to stop, however long the steps take.
 SIGNAL = """
 if hasattr(script.Trainer, "_any_rank_stops"):
+    @after(script.Trainer, "__init__")
+    def ask_at_the_tenth_step(self, *args):
+        self.next_check = 10
     @after(script.Trainer, "_any_rank_stops")
-    def ask_after_ten_steps(self):
+    def ask_ten_steps_later(self):
         self.next_check = self.steps + 10 - self.steps % 10
 
 def signal_at(position):

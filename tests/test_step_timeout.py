@@ -44,6 +44,8 @@ def test_late_rank_is_named(shell):
     (node,) = set(re.findall(r"rank 0 of 2 starts on (\S+)", job.output))
     named = set(re.findall(r"step timeout \| late: (.*) \| rank \d waits at:", job.output))
     assert named == {f"rank 0 on {node}"}, job.output
+    assert "Timeout (0:00:00.001" in job.output  # at once, not by the timer for a dead store
+    assert "epoch 0 + 640 samples" in job.output and "epoch 0 + 320 samples" not in job.output
     assert "in _run_epoch\n" in job.output
     assert "in wait_for_data\n" in job.output
 
