@@ -292,7 +292,7 @@ def test_gradient_that_is_nan(shell, name):
     job = shell.ranks(command, 2)
     job.fails("the gradient of step 4 is nan or inf", "or skip the batch: --skip_steps 4")
     assert job.output.count("the gradient of step 4 ") == 2
-    job = shell.ranks(f"{command} --save_every_steps 1000", 2)
+    job = shell.ranks(f"{script} {options} new --batch_size 8 --save_every_steps 1000", 2)
     job.fails("the gradient of step 4 is nan or inf")
     assert "val loss" not in job.output  # the ranks do not train on to the end
     output = shell.ranks(f"{command} --skip_steps 4 99", 2).succeeds()
