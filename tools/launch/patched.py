@@ -39,8 +39,8 @@ def patch(folder, script, setup="", name=""):
     """
     rank = 'int(os.environ.pop("LOCAL_RANK")), ' if script == "multigpu.py" else ""
     path = folder / (name or Path(script).name)
-    path.unlink(missing_ok=True)  # it may be a link to the script itself
-    path.write_text(f"""
+    new = path.with_name(f"{path.name}.new")
+    new.write_text(f"""
 import functools, importlib.util, os, sys, time
 import torch
 from torch import nn
@@ -54,4 +54,5 @@ spec.loader.exec_module(script)
 if __name__ == "__main__":
     script.main({rank}script.parse_args())
 """)
+    new.replace(path)  # a job may read the old one; and it may be a link to the script itself
     return path

@@ -25,7 +25,9 @@ CONFIG = {
 def write_text(path, chunks, context):
     """Writes so many chunks of random letters."""
     letters = random.Random(0).choices(b"abcdefgh", k=chunks * context + 1)
-    path.write_bytes(bytes(letters))
+    new = path.with_name("new")
+    new.write_bytes(bytes(letters))
+    new.replace(path)  # a job may read the old one
 
 
 def make_model(folder, kind, dtype=torch.bfloat16, **changes):
