@@ -7,6 +7,7 @@ import inspect
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -119,7 +120,13 @@ def digest(lines, name):
 
 
 def summary(says):
-    """Returns the first sentence of what a check says, and the last error that the run printed."""
+    """Returns the first sentence of what a check says, and the last error that the run printed.
+
+    Without what is so on this machine alone: its name, and the folders of a test.
+    """
+    host = re.escape(socket.gethostname())
+    says = re.sub(rf"rank \d+ of \d+ starts on {host} .*| o[fn] {host}\b", "", says)
+    says = re.sub(r"[^\s'(]*/tmp/\S*/", "", says)
     first, _, output = says.partition(OUTPUT)
     errors = [text.strip(" |") for text in ERROR.findall(output) if "Process" not in text]
     return " ".join([*first.split(), *errors[-1:]])[:300]
