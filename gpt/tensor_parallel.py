@@ -284,7 +284,7 @@ class Trainer:
         loss = self.loss_fn(self.model(inputs), targets)
         loss.backward()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.grad_norm = norm.full_tensor()  # each rank has a part of its square
+        self.grad_norm = norm.full_tensor()  # a plain tensor, equal on all ranks
         bad_step = torch.where(self.grad_norm.isfinite(), math.inf, step)  # waits for no GPU
         self.first_bad_step = torch.minimum(self.first_bad_step, bad_step)
         self.optimizer.step()

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 from helpers import NIGHTLY
 
-from tools.steps import ALL, BY_HAND, ROOT, STEPS, diff_lines
+from tools.steps import ALL, ROOT, diff_lines
 from tools.units import answers
 from tools.units.answers import answer, cut_of
 from tools.units.cut import UNITS, Cut
@@ -48,13 +48,9 @@ main("a", 3)
 """
 
 
-def test_stages_are_answered():
-    assert {step.file for step in STEPS + BY_HAND} <= {*ANSWERED}
-
-
-@pytest.mark.parametrize("step", [step for step in ALL if step.file in ANSWERED])
+@pytest.mark.parametrize("step", [step for step in ALL if step.file.endswith(".py")])
 def test_each_changed_line_has_an_answer(step):
-    units = ANSWERED[step.file]
+    units = ANSWERED.get(step.file, [])
     lines = Counter(line for unit in units for line in unit["lines"])
     hint = f"run: python -m tools.units {step.file}; then write what falls `without` it"
     assert lines == Counter(diff_lines(step.base, step.file)), hint
