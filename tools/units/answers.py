@@ -109,7 +109,7 @@ def fall(cut, file, unit, hint):
 def digest(lines, name):
     """Returns what changes with a unit, and with the check or the test that it falls to."""
     source = ""
-    if "::" in name:
+    if name.startswith("test_"):  # of a file alone, which cannot be collected
         file, _, case = name.partition("::")
         tests = ast.parse((ROOT / "tests" / file).read_text()).body
         named = [part for part in tests if getattr(part, "name", "") == case.partition("[")[0]]
@@ -124,12 +124,12 @@ def summary(says):
 
     Without what is so on this machine alone: its name, and the folders of a test.
     """
-    host = re.escape(socket.gethostname())
-    says = re.sub(rf"rank \d+ of \d+ starts on {host} .*| o[fn] {host}\b", "", says)
-    says = re.sub(r"[^\s'(]*/tmp/\S*/", "", says)
     first, _, output = says.partition(OUTPUT)
     errors = [text.strip(" |") for text in ERROR.findall(output) if "Process" not in text]
-    return " ".join([*first.split(), *errors[-1:]])[:300]
+    short = " ".join([*first.split(), *errors[-1:]])
+    host = re.escape(socket.gethostname())
+    short = re.sub(rf"rank \d+ of \d+ starts on {host} \(.*?\)| o[fn] {host}\b", "", short)
+    return " ".join(re.sub(r"[^\s'(]*/tmp/\S*/", "", short).split())[:300]
 
 
 @functools.cache  # it takes a minute of a long file
