@@ -107,8 +107,8 @@ def test_nothing_falls_as_it_is(file, monkeypatch):
     """Neither a check, as the answers are found, nor a test that is an answer."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert answers.judge(file, ROOT / file) is None
-    for name in {unit["falls"] for unit in ANSWERED[file] if "::" in unit["falls"]}:
-        assert answers.test(file, (ROOT / file).read_text(), name) is None
+    named = {unit["falls"] for unit in ANSWERED[file] if "::" in unit["falls"]}
+    assert answers.test(file, (ROOT / file).read_text(), *named) is None
 
 
 def test_a_test_that_is_not_there():

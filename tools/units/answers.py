@@ -51,35 +51,35 @@ def judge(file, path):
     return None
 
 
-def test(file, text, hint):
+def test(file, text, *hints):
     """Returns the first test that fails where `text` is the file, and its error.
 
-    It is the test that `hint` names, or one of those whose name has the file's.
+    It is one of the tests that `hints` name; without any, one of those whose name has the file's.
     """
     folder_of_file = file.rpartition("/")[0]
     names = TESTS.get(folder_of_file, STAGE_TESTS).split()
     chosen = ["-k", Path(file).stem, *(f"tests/test_{name}.py" for name in names)]
-    if "::" in hint:
-        chosen = [f"tests/{hint}"]
+    if hints:
+        chosen = [f"tests/{hint}" for hint in hints]
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "copy"
         shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "site", "runs"))
         (copy / file).write_text(text)
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-W", "ignore"]
-        marked = "" if "::" in hint else "not long and not nightly"
+        marked = "" if hints else "not long and not nightly"
         command += ["-m", marked, f"--basetemp={folder}/tmp", *chosen]
         # For the line of a test that fails; and who has hung for so long, hangs.
         variables = os.environ | {"COLUMNS": "300", "TIMEOUT_S": "45"}
         run = subprocess.run(
             command, cwd=copy, env=variables, capture_output=True, text=True, timeout=TIME_LIMIT_S
         )
-    if hint and run.returncode in NOT_RUN:
-        raise RuntimeError(f"{hint} did not run: {run.stdout}{run.stderr}")
+    if hints and run.returncode in NOT_RUN:
+        raise RuntimeError(f"{' '.join(hints)} did not run: {run.stdout}{run.stderr}")
     found = re.search(r"^(FAILED|ERROR) tests/(.+?)(?: - (.*))?$", run.stdout, re.MULTILINE)
     output, _, _ = run.stdout.partition("short test summary")
     if not found:
         return None
-    name = found[2] if found[1] == "FAILED" else hint or found[2]  # an ERROR names the file alone
+    name = found[2] if found[1] == "FAILED" else [*hints, found[2]][0]  # an ERROR names the file
     return name, f"{found[3] or ''} {OUTPUT} {output}"
 
 
@@ -95,7 +95,7 @@ def fall(cut, file, unit, hint):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / Path(file).name
             path.write_text(text.text)
-            fallen = judge(file, path) or test(file, text.text, "")
+            fallen = judge(file, path) or test(file, text.text)
         says = fallen[1] if fallen else ""
         lines = re.findall(rf'File "(?:{path}|\S+/copy/{file})", line (\d+)', says)
         more = set()
