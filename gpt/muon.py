@@ -143,7 +143,7 @@ def next_byte_loss(logits, targets):
 def orthogonalize(matrix):
     """Returns about U @ V.T for the matrix U @ S @ V.T: its singular values all come close to 1."""
     x = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix  # for smaller products
-    if x.is_cuda:
+    if x.is_cuda and x.dtype == torch.float32:
         x = x.bfloat16()  # as torch.optim.Muon does: float32 takes a GPU far longer
     x = x / x.norm().clamp(min=1e-7)
     for _ in range(5):  # Newton-Schulz iteration, of https://kellerjordan.github.io/posts/muon
