@@ -35,9 +35,9 @@ def dry_run(command, folder=ROOT):
     first(1, [FAST, *(case for case in CASES if case != FAST)]),
 )
 def test_many_ranks(name, ranks):
-    """The mesh, and how much of each matrix rank 0 holds."""
+    """The mesh, and how much of each matrix rank 0 holds. Each rank evaluates a chunk at least."""
     options, mesh = FILES[name]
-    result = dry_run(f"{ranks} {name} {options} --batch_size 8")
+    result = dry_run(f"{ranks} {name} {options} --batch_size 8 --val_tokens {128 * ranks}")
     assert result.returncode == 0 and not result.stderr, result.stderr
     assert "without a gradient" not in result.stdout
     if mesh:
