@@ -151,13 +151,18 @@ def test_attention_of_documents_is_compiled(shell):
 
 
 def test_muon_in_bfloat16(monkeypatch):
-    """On GPUs, where float32 would take far longer; what it returns has the type it got."""
+    """On GPUs, where float32 would take far longer; what it returns has the type it got.
+
+    In float64, nothing is rounded: whoever compares two runs so looks for a mistake.
+    """
     matrix = torch.randn(8, 12, generator=torch.Generator().manual_seed(0))
     for is_cuda in (False, True):
         monkeypatch.setattr(torch.Tensor, "is_cuda", is_cuda)
         update = muon.orthogonalize(matrix)
         assert update.dtype == torch.float32
         assert torch.equal(update, update.bfloat16().float()) == is_cuda
+        update = muon.orthogonalize(matrix.double())
+        assert not torch.equal(update, update.float().double())
 
 
 # What this rank holds, which is a whole replica in this test.

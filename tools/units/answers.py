@@ -109,7 +109,7 @@ def fall(cut, file, unit, hint):
 def digest(lines, name):
     """Returns what changes with a unit, and with the check or the test that it falls to."""
     source = ""
-    if name.startswith("test_"):  # of a file alone, which cannot be collected
+    if name.startswith("test_"):  # a name without :: is a file that cannot even be collected
         file, _, case = name.partition("::")
         tests = ast.parse((ROOT / "tests" / file).read_text()).body
         named = [part for part in tests if getattr(part, "name", "") == case.partition("[")[0]]
