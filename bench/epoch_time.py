@@ -105,6 +105,8 @@ def main():
     parser.add_argument("--epochs", type=int, default=30, help="of each candidate in each round")
     parser.add_argument("--sleep_ms", type=float, default=0)
     args = parser.parse_args()
+    if args.rounds < 1:
+        parser.error("rounds must be 1 or more")
 
     def sleep(module, inputs):
         if type(module).__name__ == "ToyModel":

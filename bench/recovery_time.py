@@ -111,7 +111,7 @@ def main():
         "torchrun --nnodes=1:3 --nproc_per_node=1 --max-restarts=100 --rdzv_id={run}"
         f" --rdzv_backend=c10d --rdzv_endpoint=localhost:{store.port}"
     )
-    port = free_port()
+    port = free_port(2)  # the coordinator's, and its store's
     address = f"localhost:{port}"
     with tempfile.TemporaryDirectory() as folder:
         elastic, regroup = write_scripts(Path(folder))

@@ -64,12 +64,9 @@ def documented_errors():
     return "".join(fences("errors.md", "text") + fences("hangs.md", "text")).splitlines()
 
 
-def documented_error(line, *changes):
-    """Returns a line that one of these pages explains, with (old, new) `changes`."""
+def documented_error(line):
+    """Returns a line that one of these pages explains."""
     assert line in documented_errors(), f"{line!r} is not in docs/errors.md or docs/hangs.md"
-    for old, new in changes:
-        assert line.count(old) == 1, (old, line)
-        line = line.replace(old, new)
     return line
 
 

@@ -3,13 +3,13 @@
 test_gpt_sharded.py compares the files with each other, which does not show what all have wrong.
 """
 
-import importlib
 import math
 from types import SimpleNamespace
 
 import pytest
 import torch
 from helpers import gpt_config
+from test_bad_input import module
 from test_gpt_sharded import FLOAT64, SMALL, STEPS, start
 from torch import nn
 from torch.nn import functional
@@ -27,10 +27,6 @@ BIAS_STEP = 0.001  # DeepSeek-V3 (arXiv 2412.19437), section 4.2
 WARMUP = 0.1  # of the steps, from a tenth of the highest rate: a choice of ours
 
 FILES = [step.file for step in GPT[1:]]  # gpt.py has AdamW as torch makes it
-
-
-def module(file):
-    return importlib.import_module(file.removesuffix(".py").replace("/", "."))
 
 
 @pytest.mark.parametrize("file", FILES)

@@ -31,7 +31,7 @@ needs_browser = pytest.mark.skipif(
 AWS = ROOT / ".venv" / "aws" / "bin" / "python"
 
 
-IGNORED = shutil.ignore_patterns(".venv", ".git", "runs", "logs", "site", "*.pt", "*.out")
+IGNORED = shutil.ignore_patterns(".venv", ".git", "runs", "logs", "site", "*.pt", "*.pyc")
 
 
 def test_what_is_wrong_is_named(tmp_path):
@@ -75,7 +75,7 @@ def site(tmp_path_factory):
     with open(f"{folder}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "site").exists():
-            shutil.copytree(ROOT, folder, ignore=IGNORED)
+            shutil.copytree(ROOT, folder, ignore=IGNORED, dirs_exist_ok=True)
             result = run("make", "-o", ".venv/dev", "docs", folder=folder)
             assert result.returncode == 0, result.stdout + result.stderr
     return folder / "site"

@@ -6,7 +6,6 @@ import signal
 import pytest
 import torch
 from helpers import SCRIPTS, SHORT_GPT, VAL_CHUNKS, first, long, patch
-from test_finetune import make_model, write_chats
 from test_gpt import OPTIONS as GPT_OPTIONS
 from test_gpt import TINY
 from test_tokens import write_tokens
@@ -14,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from gpt import muon
 from tools.launch.jobs import pretend_gpus
-from tools.launch.snapshots import load, load_gpt, write_text
+from tools.launch.snapshots import load, load_gpt, make_model, write_chats, write_text
 from tools.steps import ALL, ROOT
 
 NAMES = ["singlegpu.py", *(step.file for step in ALL if step.file.endswith(".py"))]

@@ -19,7 +19,7 @@ pytestmark = NIGHTLY
 def test_mutation(mutation, tmp_path):
     patterns, old, new, test = mutation.split(" | ")
     copy = tmp_path / "copy"
-    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*"))
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "site", "runs", "*.pyc"))
     tests = []
     for path in [path for pattern in patterns.split() for path in copy.glob(pattern)]:
         text = path.read_text()

@@ -185,7 +185,6 @@ COMMANDS = [
     ("make help", "make cascade"),
     ("make lint", "ruff format --check"),
     ("make --dry-run check STAGE=multigpu FILE=a.py", "judge.check multigpu 'a.py'"),
-    ("python tools/steps.py", "singlegpu.py -> multigpu.py: "),
     ("python -m tools.chain.run --help", "usage: run.py"),
     ("python -m tools.judge.faults 1", "class Trainer:"),
     ("python -m tools.formulas.scaling", "best interval"),

@@ -23,7 +23,6 @@ from helpers import (
     snippet,
     weights_and_momentum,
 )
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
 import singlegpu
@@ -186,6 +185,8 @@ def test_evaluated_by_any_number_of_ranks(shell):
 
 def curves(folder):
     """Returns the steps and values of each curve, as TensorBoard itself reads them."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # slow
+
     reader = EventAccumulator(str(folder)).Reload()
     return {
         tag: [(event.step, event.value) for event in reader.Scalars(tag)]

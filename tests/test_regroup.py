@@ -1,6 +1,5 @@
 """Survivors regroup: the weights are those of an undisturbed run, whoever dies or joins."""
 
-import contextlib
 import json
 import os
 import random
@@ -38,14 +37,6 @@ script.Trainer._run_batch = run_and_record
 """
 
 
-def two_free_ports():
-    """Returns the first of two ports in a row, neither of which is in use."""
-    while True:
-        port = free_port()
-        with contextlib.suppress(OSError), socket.create_server(("localhost", port + 1)):
-            return port
-
-
 def complete_lines(path):
     return path.read_text().split("\n")[:-1]  # the last one may still be written
 
@@ -56,7 +47,7 @@ class Training:
     def __init__(self, shell, epochs, options="", patience=30, setup=""):
         self.shell = shell
         self.epochs = epochs
-        self.port = two_free_ports()
+        self.port = free_port(2)
         script = patch(shell.folder, "recipes/regroup.py", RECORD + setup)
         self.command = (
             f"{script} {epochs} 1000 --timeout 0.05 {options} --coordinator localhost:{self.port}"
@@ -215,7 +206,7 @@ def test_no_coordinator(shell):
     ],
 )
 def test_bad_addresses(shell, arguments, message):
-    arguments = arguments.format(port=two_free_ports())
+    arguments = arguments.format(port=free_port(2))
     shell.ranks(f"{ROOT}/recipes/coordinator.py {arguments}").fails(message)
 
 

@@ -43,7 +43,7 @@ def parse_args(arguments=None):
     args = parser.parse_args(arguments)
     if not args.script.is_file():
         parser.error(f"there is no file {args.script}")
-    if args.nodes < 1 or args.ranks % args.nodes or args.steps < 2 or args.seconds < 1:
+    if min(args.nodes, args.ranks, args.seconds) < 1 or args.ranks % args.nodes or args.steps < 2:
         parser.error("--ranks must be a multiple of --nodes, --steps 2 or more, --seconds 1")
     args.script = args.script.resolve()
     return args

@@ -270,6 +270,8 @@ def main():
     parser.add_argument("--local-disks", action="store_true", help="no disk is shared")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.faults < 1:
+        parser.error("faults must be 1 or more")
     disks = "local" if args.local_disks else "shared"
     folder = ROOT / "runs" / f"chaos-{disks}-{args.seed}"
     if args.inside:

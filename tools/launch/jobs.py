@@ -72,11 +72,13 @@ class TimeLimit:
         return False
 
 
-def free_port():
+def free_port(in_a_row=1):
     """Returns a port that nobody listens at, of those that the system gives to no connection."""
     while True:
         port = random.randrange(10_000, 20_000)
-        with contextlib.suppress(OSError), socket.create_server(("localhost", port)):
+        with contextlib.suppress(OSError), contextlib.ExitStack() as servers:
+            for number in range(port, port + in_a_row):
+                servers.enter_context(socket.create_server(("localhost", number)))
             return port
 
 
@@ -118,7 +120,7 @@ class Job:
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 # The scripts are named in the commands as a reader names them, from the root.
-                re.sub(rf"(?<=\s)({SCRIPT_PATH})\b", rf"{shlex.quote(str(ROOT))}/\1", command),
+                re.sub(rf"(?<=\s)({SCRIPT_PATH})(?!\S)", rf"{shlex.quote(str(ROOT))}/\1", command),
                 shell=True,
                 cwd=folder,
                 env=environment() | variables,
@@ -137,8 +139,11 @@ class Job:
 
     def wait_for(self, text, times=1):
         limit = TimeLimit()
-        while self.output.count(text) < times:
-            assert self.status() is None, f"ended without {text!r}:\n{self.output}"
+        while True:
+            ended = self.status() is not None  # before its last words are read
+            if self.output.count(text) >= times:
+                break
+            assert not ended, f"ended without {text!r}:\n{self.output}"
             assert not limit.passed(), f"no {text!r} in {limit.limit:.0f} s:\n{self.output}"
             time.sleep(0.01)
 
@@ -277,9 +282,8 @@ class Shell:
         self.folder = folder
         self.jobs = []
 
-    def start(self, command, node=".", **variables):
-        """Starts `command` in the folder of `node`; nodes share no files with one another."""
-        self.jobs.append(Job(command, self.folder / node, variables))
+    def start(self, command, **variables):
+        self.jobs.append(Job(command, self.folder, variables))
         return self.jobs[-1]
 
     def ranks(self, command, world_size=1, **variables):

@@ -41,7 +41,6 @@ def write(units):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("files", nargs="*", help="by default, what has changed")
-    parser.add_argument("--unanswered", action="store_true", help="only units without an answer")
     args = parser.parse_args()
     files = [step.file for step in ALL if step.file.endswith(".py")]
     if unknown := {*args.files} - {*files}:
@@ -58,7 +57,7 @@ def main():
             answers[file] = [known for _, known, _ in cut.result()]
             for number, (unit, known, is_new) in enumerate(cut.result()):
                 falls = known.get("falls", "")
-                if not falls if args.unanswered else args.files or is_new:
+                if args.files or is_new:
                     jobs[pool.submit(answer, file, unit, falls)] = file, number
         for job in concurrent.futures.as_completed(jobs):
             file, number = jobs[job]

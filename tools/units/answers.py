@@ -63,7 +63,7 @@ def test(file, text, *hints):
         chosen = [f"tests/{hint}" for hint in hints]
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "copy"
-        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "site", "runs"))
+        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "site", "runs", "*.pyc"))
         (copy / file).write_text(text)
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-W", "ignore"]
         marked = "" if hints else "not long and not nightly"
@@ -113,6 +113,8 @@ def digest(lines, name):
         file, _, case = name.partition("::")
         tests = ast.parse((ROOT / "tests" / file).read_text()).body
         named = [part for part in tests if getattr(part, "name", "") == case.partition("[")[0]]
+        if case and not named:
+            raise ValueError(f"there is no test {name}")
         source = "".join(map(ast.unparse, named))
     elif name and name != DOCSTRING:
         source = inspect.getsource(getattr(Judge, f"check_{name}"))
