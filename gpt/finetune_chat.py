@@ -124,7 +124,7 @@ class Trainer:
         self.args = args
         self.is_main = dist.get_rank() == 0  # logs for all ranks
         self.shape = f"{model.config.num_hidden_layers=}, {model.config.num_attention_heads=}"
-        self.data_key = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # which decide it
+        self.data_key = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # fix the order
         files = [(str(path), path.stat().st_size) for path in args.text]
         data = [torch.from_file(name, size=size, dtype=torch.uint8) for name, size in files]
         ends = [(len(file), file[:1024].tolist(), file[-1024:].tolist()) for file in data]
@@ -569,6 +569,8 @@ def main(args):
         model.model.layers[: args.frozen_layers].requires_grad_(False)
     if args.recompute:
         model.activation_checkpointing_enable()
+    if args.recompute and args.frozen_layers > 0:
+        model.disable_input_require_grads()
     mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("dp",))
     fsdp_config = {"mesh": mesh["dp"]}
     if torch.cuda.is_bf16_supported(including_emulation=False):

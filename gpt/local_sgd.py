@@ -28,7 +28,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.elastic.multiprocessing.errors import record
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, DistributedSampler, Subset
@@ -179,7 +179,7 @@ class Trainer:
         self.mesh = mesh
         self.outer_params = [param.detach().clone() for param in model.parameters()]
         self.velocity = [torch.zeros_like(param) for param in self.outer_params]
-        self.data_key = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # which decide it
+        self.data_key = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # fix the order
         files = [(str(path), path.stat().st_size) for path in args.text]
         data = [torch.from_file(name, size=size, dtype=torch.uint8) for name, size in files]
         ends = [(len(file), file[:1024].tolist(), file[-1024:].tolist()) for file in data]
@@ -301,6 +301,9 @@ class Trainer:
     @torch.no_grad()
     def _outer_step(self):
         """Moves the weights that all nodes share by the mean of what each has learned since."""
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()  # an evaluation leaves some weights gathered
         params = list(self.model.parameters())
         changes = [param - outer for param, outer in zip(params, self.outer_params, strict=True)]
         shards = [change.to_local() for change in changes]
@@ -602,6 +605,7 @@ def main(args):
     val_loader = DataLoader(val_set, args.batch_size, sampler=val_sampler)
     Trainer(model, train_loader, val_loader, loss_fn, optimizer, device, args, mesh).train()
     if args.generate > 0:
+        model.eval()  # no dropout
         generated = model.generate("\n", args.generate)
         if dist.get_rank() == 0:
             print("".join(c for c in generated if c.isprintable() or c == "\n"))  # no escape codes

@@ -228,7 +228,7 @@ class Trainer:
         self.args = args
         self.is_main = dist.get_rank() == 0  # logs for all ranks
         self.shape = model.shape
-        self.data_key = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # which decide it
+        self.data_key = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # fix the order
         files = [(str(path), path.stat().st_size) for path in args.text]
         data = [torch.from_file(name, size=size, dtype=torch.uint8) for name, size in files]
         ends = [(len(file), file[:1024].tolist(), file[-1024:].tolist()) for file in data]
@@ -626,6 +626,7 @@ def main(args):
     val_loader = DataLoader(val_set, args.batch_size, sampler=val_sampler)
     Trainer(model, train_loader, val_loader, loss_fn, optimizer, device, args).train()
     if args.generate > 0:
+        model.eval()  # no dropout
         generated = model.generate("\n", args.generate)
         if dist.get_rank() == 0:
             print("".join(c for c in generated if c.isprintable() or c == "\n"))  # no escape codes

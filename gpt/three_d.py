@@ -214,7 +214,7 @@ class Trainer:
             model, mesh.get_local_rank("pp"), args.pp_size, device, group=self.pp_group
         )
         self.schedule = Schedule1F1B(self.stage, args.micro_batches, loss_fn)
-        self.data_key = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # which decide it
+        self.data_key = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # fix the order
         files = [(str(path), path.stat().st_size) for path in args.text]
         data = [torch.from_file(name, size=size, dtype=torch.uint8) for name, size in files]
         ends = [(len(file), file[:1024].tolist(), file[-1024:].tolist()) for file in data]
@@ -643,6 +643,7 @@ def main(args):
         sys.exit("--text has less than one batch to train on: lower --batch_size or --val_tokens")
     Trainer(model, train_loader, val_loader, loss_fn, optimizer, device, args, mesh).train()
     if args.generate > 0:
+        model.eval()  # no dropout
         generated = model.generate("\n", args.generate)
         if dist.get_rank() == 0:
             print("".join(c for c in generated if c.isprintable() or c == "\n"))  # no escape codes

@@ -185,7 +185,7 @@ class Trainer:
         self.args = args
         self.is_main = dist.get_rank() == 0  # logs for all ranks
         self.shape = model.shape
-        self.data_key = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # which decide it
+        self.data_key = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # fix the order
         paths = [args.data / "tokenizer.json", *sorted(args.data.glob("*.uint*"))]
         files = [(str(path), path.stat().st_size) for path in paths]
         data = [torch.from_file(name, size=size, dtype=torch.uint8) for name, size in files]
@@ -400,6 +400,10 @@ class Trainer:
                     shutil.rmtree(folder)  # an older one, or one that a kill has cut short
         name = f"epoch_{self.epochs_run:04}_sample_{self.samples_run:012}"
         path = Path(self.args.snapshot_path, name)
+        keep_every = self.args.keep_every_steps
+        if self.is_main and keep_every and self._steps_done() % keep_every == 0:
+            path.mkdir(parents=True, exist_ok=True)
+            (path / "kept").touch()
         self.pending_save = dcp.async_save(
             self._state_dict(),
             checkpoint_id=path,
@@ -412,13 +416,8 @@ class Trainer:
         self._restart_clock()
 
     def _is_kept(self, folder):
-        """Returns whether it is complete, and was saved after a multiple of `keep_every_steps`."""
-        if self.args.keep_every_steps is None:
-            return False
-        _, epochs, _, samples = folder.name.split("_")
-        step_size = self.train_loader.batch_size * self.train_loader.sampler.num_replicas
-        steps = int(epochs) * len(self.train_loader) + math.ceil(int(samples) / step_size)
-        return steps % self.args.keep_every_steps == 0 and (folder / ".metadata").exists()
+        """Returns whether it is complete, and was marked when it was saved."""
+        return (folder / ".metadata").exists() and (folder / "kept").exists()
 
     def _state_dict(self):
         """Returns what a snapshot holds, with the tensors in use, not copies of them."""
@@ -621,6 +620,7 @@ def main(args):
     val_loader = DataLoader(val_set, val_batch_size, sampler=val_sampler)
     Trainer(model, train_loader, val_loader, loss_fn, optimizer, device, args).train()
     if args.generate > 0:
+        model.eval()  # no dropout
         generated = model.generate(tokenizer, "\n", args.generate)
         if dist.get_rank() == 0:
             print("".join(c for c in generated if c.isprintable() or c == "\n"))  # no escape codes

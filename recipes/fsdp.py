@@ -80,7 +80,7 @@ class Trainer:
         self.device = device
         self.args = args
         self.is_main = dist.get_rank() == 0  # logs for all ranks
-        self.data_key = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # which decide it
+        self.data_key = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # fix the order
         self.epochs_run = 0
         self.total_loss = torch.zeros((), device=device)  # of the epoch's samples so far
         with contextlib.suppress(FileNotFoundError):  # of the first run

@@ -125,7 +125,7 @@ class Trainer:
         self.args = args
         self.is_main = dist.get_rank() == 0  # logs for all ranks
         data = f"{train_loader.dataset.num_bytes} bytes, shuffled by {SHUFFLE_SIZE}"
-        self.data_key = f"seed {args.seed}, {data}"  # which decide it
+        self.data_key = f"seed {args.seed}, {data}"  # fix the order
         self.epochs_run = 0
         self.samples_run = 0
         self.steps = 0

@@ -186,6 +186,28 @@ def test_finetuned_chats(shell):
     assert "100 chats are cut to --context, 100 of them before the answer" in job.output
 
 
+COUNT_FORWARDS = """
+import collections
+from transformers.models.llama.modeling_llama import LlamaAttention
+counts = collections.Counter()
+@before(LlamaAttention, "forward")
+def count(self, **inputs):
+    counts[self.layer_idx] += torch.is_grad_enabled()
+@after(script.Trainer, "train")
+def print_counts(self):
+    print("forward passes:", [counts[0] / self.steps, counts[1] / self.steps])
+"""
+
+
+@pytest.mark.long
+def test_frozen_layers_are_not_recomputed(shell):
+    make_model(shell.folder / "model", "Llama")
+    write_chats(shell.folder / "chats", (STEPS + 1) * BATCH_SIZE)
+    options = "--text chats --context 40 --val_tokens 480 --frozen_layers 1 --recompute"
+    job = start(shell, 1, "one", COUNT_FORWARDS, options, "gpt/finetune_chat.py")
+    assert "forward passes: [1.0, 2.0]" in job.succeeds()
+
+
 def test_frozen_weights_stay_out_of_the_optimizer():
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 5))
     model[0].requires_grad_(False)

@@ -386,7 +386,7 @@ def test_loss_of_bfloat16():
 def test_kept_snapshots(shell):
     """One of them, with those after it deleted, leads to the same end; a user's copy stays.
 
-    Those after a kill are kept at the same steps.
+    Those after a kill are kept at the same steps; with larger batches, the old ones stay.
     """
     options = "--keep_every_steps 10 --save_every_steps"
     kill = {"SIGNAL": "9", "SIGNAL_AT": f"0 {16 * BATCH_SIZE}"}
@@ -402,6 +402,9 @@ def test_kept_snapshots(shell):
         job = start(shell, "async_save.py", "s", 2, SIGNAL, f"{options} 3", **kill)
         assert job.wait() == -signal.SIGKILL
     assert copies and equal_snapshots(*ends)
+    larger = f"sys.argv += ['--batch_size', '{BATCH_SIZE}']"  # on each of the two ranks
+    start(shell, "async_save.py", "s", 2, larger, f"{options} 5", epochs=2).succeeds()
+    assert first.exists() and copies[0].exists()
 
 
 # The data of the first snapshot is written half a second after it is time for the next one.
@@ -593,8 +596,13 @@ def test_outer_step(shell):
 
 @pytest.mark.long
 def test_local_sgd_on_other_nodes(shell):
-    """Each node has a state of its own: it resumes on more ranks per node, not on more nodes."""
-    start_local_sgd(shell, "ab").succeeds()
+    """Each node has a state of its own: it resumes on more ranks per node, not on more nodes.
+
+    All have ended with the same weights, also where an evaluation came before the last outer step.
+    """
+    start_local_sgd(shell, "ab", options="--sync_every 3 --eval_every_steps 20").succeeds()
+    ends = [load_gpt(shell.folder / "local")[node]["model"] for node in ("node_0", "node_1")]
+    assert equal_snapshots(*ends)
     job = start_local_sgd(shell, "abc", epochs=2)
     job.fails("cannot load ", ": move it or set another --snapshot_path")
     assert "node_2" in job.output

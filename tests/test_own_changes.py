@@ -340,6 +340,13 @@ def note(tensor, *args, **options):
     assert set(re.findall("sent on (.*)", output)) == {"cpu"}
 
 
+def test_text_is_sampled_without_dropout(shell):
+    setup = "script.GPT.generate = lambda model, *arguments: f'in training: {model.training}'"
+    write_text(shell.folder / "text", 8, 8)
+    output = start(shell, "gpt/gpt.py", f"1 {GPT} --generate 4", setup).succeeds()
+    assert "in training: False" in output
+
+
 FREEZE = """
 def freeze(model):
     next(model.parameters()).requires_grad_(False)

@@ -56,20 +56,20 @@ BY_HAND = [
     Step("by_hand/zero.py", "by_hand/fsdp.py", 80),
 ]
 GPT = [
-    Step("preemptible.py", "gpt/gpt.py", 145),  # the model comes
+    Step("preemptible.py", "gpt/gpt.py", 146),  # the model comes
     Step("gpt/gpt.py", "gpt/schedule.py", 70),
     Step("gpt/schedule.py", "gpt/metrics.py", 51),
     Step("gpt/metrics.py", "gpt/pretrain.py", 65),
     Step("gpt/pretrain.py", "gpt/dcp.py", 84),
     Step("gpt/dcp.py", "gpt/fsdp.py", 43),
     Step("gpt/fsdp.py", "gpt/accumulate.py", 22),
-    Step("gpt/accumulate.py", "gpt/async_save.py", 47),
+    Step("gpt/accumulate.py", "gpt/async_save.py", 46),
     Step("gpt/async_save.py", "gpt/tokens.py", 85),
     Step("gpt/tokens.py", "gpt/llama.py", 112),
     Step("gpt/llama.py", "gpt/documents.py", 56),
     Step("gpt/llama.py", "gpt/chunked_loss.py", 30),
-    Step("gpt/accumulate.py", "gpt/finetune.py", 211),  # 103 of them are the GPT, which goes
-    Step("gpt/finetune.py", "gpt/finetune_chat.py", 79),
+    Step("gpt/accumulate.py", "gpt/finetune.py", 212),  # 104 of them are the GPT, which goes
+    Step("gpt/finetune.py", "gpt/finetune_chat.py", 81),
     Step("gpt/fsdp.py", "gpt/hsdp.py", 17),
     Step("gpt/fsdp.py", "gpt/tensor_parallel.py", 46),
     Step("gpt/llama.py", "gpt/llama_tensor_parallel.py", 67),
@@ -80,7 +80,7 @@ GPT = [
     Step("gpt/moe.py", "gpt/expert_parallel.py", 80),
     Step("gpt/fsdp.py", "gpt/muon.py", 63),
     Step("gpt/pretrain.py", "gpt/slow_network.py", 15),
-    Step("gpt/fsdp.py", "gpt/local_sgd.py", 48),
+    Step("gpt/fsdp.py", "gpt/local_sgd.py", 53),
 ]
 STAGES = [STEPS[0].base, *(step.file for step in STEPS)]
 ALL = STEPS + JOB_STEPS + RECIPES + LATER_RECIPES + BY_HAND + GPT
