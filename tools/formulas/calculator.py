@@ -115,7 +115,8 @@ def step_of(way, hardware, model, gpus, samples, micro_batches=1):
     flops = model.flops_per_token * tokens * with_bubble
     shards = min(shards, groups)
     blocks = model.n_layer // pp + 1
-    seconds, _ = step_time(group, groups, model.params / pp, flops, shards, recompute, blocks)
+    sizes = (groups, model.params / pp, flops, shards, recompute, blocks)
+    seconds, _ = step_time(group, *sizes, is_stage=pp > 1)
     waiting = tensor_parallel_time(hardware, model, samples, tp, recompute)
     return tokens, seconds + waiting * with_bubble * micro_batches / pp
 

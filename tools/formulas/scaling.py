@@ -47,7 +47,7 @@ class Hardware(NamedTuple):
 
 
 # FLOP/s, NVLink: NVIDIA's H100 data sheet, SXM, without sparsity; its 900 GB/s are both directions.
-# Utilization: medians of llm-foundry's runs on up to 64 GPUs, rounded to 0.05 (bench/published.py).
+# Utilization: medians of llm-foundry's runs on up to 64 GPUs, rounded to 0.01 (bench/published.py).
 # Network: 8 links of 400 Gbit/s, NVIDIA's DGX H100 data sheet.
 # Latencies: those of NCCL's own model (tuning.cc), of its protocol LL128.
 H100 = Hardware(
@@ -83,12 +83,15 @@ def ring(hardware, gpus, size, blocks=BLOCKS):
     return blocks * latency + (gpus - 1) / gpus * size / bandwidth
 
 
-def step_time(hardware, gpus, parameters, flops, shards, recompute=False, blocks=BLOCKS):
+def step_time(
+    hardware, gpus, parameters, flops, shards, recompute=False, blocks=BLOCKS, is_stage=False
+):
     """Returns the time of a step, of `flops` on all GPUs together, and that of its computation.
 
     `shards` GPUs share a replica of the model: 1 is DDP, the GPUs of a node are HSDP, all are FSDP.
-    All communication of a pass can hide behind its computation. What is computed a second time is
-    part of the step, and not of its computation.
+    All communication of a pass can hide behind its computation; but a stage of a pipeline gathers
+    once, and sums its gradients after the last micro-batch. What is computed a second time is part
+    of the step, and not of its computation.
     """
     utilization = hardware.recompute_utilization if recompute else hardware.utilization
     forward_computation = flops / 3 / gpus / (hardware.flops * utilization)
@@ -113,6 +116,8 @@ def step_time(hardware, gpus, parameters, flops, shards, recompute=False, blocks
     backward = max(
         backward_computation + recomputation, gather + reduce_scatter, gradient_all_reduce
     )
+    if is_stage:
+        backward = backward_computation + recomputation + reduce_scatter
     return forward + backward, forward_computation + backward_computation
 
 
