@@ -12,14 +12,14 @@ for argument in "$@"; do
   [[ $argument == --snapshot_path=* ]] && snapshots=("${argument#*=}")
   previous=$argument
 done
-record=$(scontrol show job "$job")
+record=$(SLURM_TIME_FORMAT=standard scontrol show job "$job")
 # Of a job that was preempted, this is a date, such as 2026-11-24T21:44:19; else it is None.
 [[ $record == *PreemptTime=2* ]] && exec scontrol requeue "$job"
 
 start=$(grep -oP ' StartTime=\K\S+' <<< "$record")
 lives=.lives-without-progress-$job
 # A file, or a folder with a complete snapshot in it.
-newer=$(find "${snapshots[@]}" -type f -newermt "$start" -printf '%d %f\n' 2> /dev/null || true)
+newer=$(find -H "${snapshots[@]}" -type f -newermt "$start" -printf '%d %f\n' 2> /dev/null || true)
 if grep -qE '^0 |^. \.metadata$' <<< "$newer"; then
   rm -f "$lives"
 else

@@ -132,14 +132,17 @@ def main():
             mem_gb=16 * args.gpus_per_node,
             slurm_srun_args=["--kill-on-bad-exit=1"],
             slurm_signal_delay_s=120,
-            slurm_additional_parameters={"wait-all-nodes": 1},
+            slurm_additional_parameters={"wait-all-nodes": 1, "requeue": True},
+            slurm_setup=["export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"],
             **{name: value for name, value in optional.items() if value},
         )
     else:
         executor.update_parameters(tasks_per_node=args.nodes)
-    slurm_conf = {name: os.environ[name] for name in os.environ if name == "SLURM_CONF"}
+    kept = {k: v for k, v in os.environ.items() if k == "SLURM_CONF" or k.startswith("SBATCH_")}
+    if args.partition:
+        kept.pop("SBATCH_PARTITION", None)  # it would win
     with submitit.helpers.clean_env():  # without the variables of an salloc around it
-        os.environ.update(slurm_conf)
+        os.environ.update(kept)
         job = executor.submit(TorchrunTask([args.script, *args.arguments], args.gpus_per_node))
     log = os.path.relpath(job.paths.stdout)
     if args.nodes > 1:  # torchrun sorts the nodes by name: rank 0 need not be the first task's
