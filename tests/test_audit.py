@@ -41,6 +41,15 @@ def test_right_script(tmp_path, script):
     }
 
 
+@pytest.mark.long
+def test_what_is_saved_elsewhere_is_not_risked(tmp_path):
+    source = (SCRIPTS / "functions.py").read_text()
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "saves.py").write_text(source.replace('"last.', f'"{tmp_path}/runs/last.'))
+    kill = "how it survives a kill: it saves to "
+    assert any(f.text.startswith(kill) for f in audit(tmp_path, tmp_path / "saves.py"))
+
+
 def test_misuse(tmp_path):
     (tmp_path / "breaks.py").write_text("import nosuch")
     result = run("python", "-m", "tools.audit", str(tmp_path / "breaks.py"))

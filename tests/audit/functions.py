@@ -48,6 +48,8 @@ def train(local_rank):
 
 
 if __name__ == "__main__":
+    torch.multiprocessing.set_start_method("spawn")
+    print(torch.cuda.get_device_name(), torch.cuda.mem_get_info())
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
     train(int(os.environ["LOCAL_RANK"]))

@@ -59,6 +59,9 @@ class Data:
         for shares in epochs:
             first = shares[0]
             hashed = [set(share["hashed"]) for share in shares]
+            if not all(hashed):  # such as batches of a class that pytree does not open
+                self.say("unseen", None, "whether each sample comes to one rank")
+                continue
             several = sum(map(len, hashed)) - len(set.union(*hashed))
             missing = first["size"] - len({i for share in shares for i in share["indices"]})
             if any(len(h) < len(share["hashed"]) for h, share in zip(hashed, shares, strict=True)):

@@ -15,7 +15,7 @@ from tools.audit.training import Training
 from tools.judge.run import Run
 from tools.launch.jobs import Shell, free_port
 from tools.steps import ROOT
-from tools.watch.record import launcher
+from tools.watch.record import launcher, sources
 
 PATHS = [str(ROOT / "tools" / part) for part in ("audit/inside", "witness")]
 START = """
@@ -41,17 +41,6 @@ class Finding(NamedTuple):
     place: str
     text: str
     page: str = ""
-
-
-def sources(script):
-    """Returns the text of a script and of the files beside it that it imports."""
-    paths = [script]
-    for path in paths:  # which grows
-        for name in re.findall(r"^\s*(?:from|import) (\w+)", path.read_text(), re.M):
-            found = script.with_name(f"{name}.py")
-            if found.is_file() and found not in paths:
-                paths.append(found)
-    return "\n".join(path.read_text() for path in paths)
 
 
 class Audit(Training, Data, Snapshots):
@@ -83,7 +72,7 @@ class Audit(Training, Data, Snapshots):
         folders = self.folders(name, 1 if unset else ranks)
         arguments = f"{shlex.join(self.args.arguments)} {more}"
         job = self.shell.ranks_on(folders, f"{events}/start.py {arguments}", **variables)
-        run = Run([job], events, self.args.script)
+        run = Run([job], events, self.args.script, 2 * self.args.seconds)
         run.limited = (events / "limited").exists()
         run.home = self.folder / name
         return run
@@ -124,12 +113,14 @@ class Audit(Training, Data, Snapshots):
         if not (run.steps or run.hangs or never):
             raise CannotRunError("\n".join(run.lines()[-12:]) or "It has printed nothing.")
         self.look_at_end(run)
+        saved = [Path(event["saved"]).resolve() for event in run.events if event.get("saved")]
+        self.outside = [path for path in saved if not path.is_relative_to(run.home.resolve())]
         if run.steps:
             self.look_at_ranks(run)
             self.look_at_steps(run)
             self.look_at_data(run)
             self.look_at_log(run)
-            if self.parallel and self.ranks > 1 and not self.args.no_kill:
+            if self.parallel and self.ranks > 1 and not (self.args.no_kill or self.outside):
                 self.look_at_one_process(run)
             self.look_at_saves(run)
         elif never:
@@ -153,7 +144,8 @@ class Audit(Training, Data, Snapshots):
 
     def look_at_end(self, run):
         if run.hangs:
-            self.say("wrong", None, one_line(run.hangs), "hangs.md")
+            kind = "unseen" if run.is_long else "wrong"
+            self.say(kind, None, one_line(run.hangs), "hangs.md")
         elif run.limited:
             self.say("unseen", None, "how it ends: --steps or --seconds end it before")
         elif any(run.statuses):

@@ -55,9 +55,14 @@ class Snapshots:
             text = f"its last save comes after {saves[-1]['at']} of {total} steps"
             self.say("look", saves[-1], text, "singlegpu.md#the-training-loop")
         times = sorted({save["at"] for save in saves if 0 < save["at"] < total - 1})
-        if self.args.no_kill or not times:
-            text = "how it survives a kill: it saves nothing before the last step here"
-            self.say("unseen", None, "how it survives a kill" if self.args.no_kill else text)
+        if self.args.no_kill:
+            self.say("unseen", None, "how it survives a kill")
+        elif self.outside:
+            text = f"it saves to {self.outside[0]}; let it save to a relative path"
+            self.say("unseen", None, f"how it survives a kill: {text}")
+        elif not times:
+            text = "it calls no torch.save before the last step here"
+            self.say("unseen", None, f"how it survives a kill: {text}")
         else:
             self.kill_and_resume(next(s for s in saves if s["at"] == times[0]), [*times, total][1])
 

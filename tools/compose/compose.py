@@ -137,6 +137,8 @@ def read_old(name):
     """Returns multinode.py@VERSION: of a revision, or of the commit that wrote it in CHANGELOG."""
     file, _, version = name.partition("@")
     revision = git("rev-parse", "-q", "--verify", "--end-of-options", f"{version}^{{commit}}")
+    if not revision and git("rev-parse", "--is-shallow-repository").strip() == "true":
+        fail(f"--base {name}: this clone is shallow: type git fetch --unshallow")
     if not revision:
         heading = f"^## {re.escape(version)} "
         revision = git("log", "--reverse", "--format=%H", "-G", heading, "--", "CHANGELOG.md")

@@ -26,7 +26,7 @@ def load_task(name):
         sys.exit(f"--task {name} is not a file and its function, such as my_model.py:make_task")
     sys.path.insert(0, str(Path(path).resolve().parent))
     spec = importlib.util.spec_from_file_location("task", path)
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules["task"] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
         make_task = getattr(module, function)

@@ -99,6 +99,9 @@ class Judge:
             f"{WITHOUT_TORCHRUN if self.stage.launchers == PYTHON else ''}"
             f"sys.path[:1] = [{str(self.file.parent)!r}, {str(PROBE)!r}, {str(WITNESS)!r}]\n"
             "multiprocessing.set_start_method('fork', force=True)  # as where torchrun starts it\n"
+            "import torch.multiprocessing\n"
+            "for module in (multiprocessing, torch.multiprocessing):  # for the script to choose\n"
+            "    module.set_start_method = lambda method, force=False: None\n"
             f"import probe\nprobe.install()\n{FORK_RANKS if starts_its_ranks else ''}"
             f"runpy.run_path({str(self.file)!r}, run_name='__main__')\n"
         )
@@ -341,8 +344,14 @@ class Judge:
             raise WrongError(f"Ranks {sorted(saving)} save.")
 
     def check_log(self):
-        for pattern in (r"^\d+ of \d+ epochs done.*", r"^epoch 1(?: \+ 0 samples)? \|.*"):
+        lines_of = {
+            "0 of 3 epochs done": r"^\d+ of \d+ epochs done.*",
+            "epoch 1 |": r"^epoch 1(?: \+ 0 samples)? \|.*",
+        }
+        for start, pattern in lines_of.items():
             lines = re.findall(pattern, self.straight.output, re.M)
+            if not lines:
+                raise WrongError(f"No line begins as {start!r}.")
             if len(lines) != 1:
                 raise WrongError("\n| ".join([f"This is logged {len(lines)} times:", *lines]))
 

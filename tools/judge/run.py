@@ -25,8 +25,11 @@ class WrongError(Exception):
 class Run:
     """What a training has printed, and what the witness has written of each of its processes."""
 
-    def __init__(self, jobs, folder, file):
+    def __init__(self, jobs, folder, file, seconds=0):
+        """Waits for the jobs, for at least so many seconds if something happens."""
         self.file = file
+        self.seconds = max(seconds, 10 * SILENCE_S)
+        self.is_long = False  # and has therefore been ended
         self.folder = folder
         self.hangs = ""  # where
         self.statuses = self.wait(jobs)
@@ -43,10 +46,14 @@ class Run:
 
     def wait(self, jobs):
         """Returns the jobs' exit statuses; of a run that hangs, none, and `hangs` says where."""
-        silence, whole = TimeLimit(SILENCE_S), TimeLimit(10 * SILENCE_S)
+        silence, whole = TimeLimit(SILENCE_S), TimeLimit(self.seconds)
         while None in (statuses := [job.status() for job in jobs]):
             written = [*self.folder.glob("*.jsonl"), *(job.log for job in jobs)]
-            if silence.passed(written) or whole.passed():
+            if whole.passed():
+                self.is_long = True
+                self.hangs = f"It has not ended after {whole.limit:.0f} seconds: train with less."
+                return []
+            if silence.passed(written):
                 seconds, import_s = silence.seconds_passed(), silence.import_s
                 self.hangs = f"It hangs: for {seconds:.0f} seconds, nothing has happened."
                 if silence.limit > SILENCE_S:

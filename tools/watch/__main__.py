@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 
 from tools.steps import ROOT
-from tools.watch.record import launcher, record
+from tools.watch.record import launcher, record, sources
 
 END = {
     "": "The run has ended.",
@@ -54,7 +54,7 @@ def main():
         parser.error(f"there is no file {args.script}")
     script = args.script.resolve()
     output = args.output or Path(f"{args.script}.html")
-    start = launcher(args.script.read_text(), args.ranks)
+    start = launcher(sources(args.script), args.ranks)
     command = f"{start} {shlex.join([str(script), *args.arguments])}"
     with tempfile.TemporaryDirectory() as folder:  # where no snapshot of the reader's is in use
         recording, log = record(command, script, Path(folder))

@@ -53,6 +53,7 @@ def follow_batches(note):
 def note_batch(iterator, batch, asked):
     global batch_of
     if batch is None:
+        vars(iterator).pop("trains", None)  # persistent workers: the same iterator begins anew
         return write(iterator=id(iterator), ended=True)
     if not hasattr(iterator, "trains"):
         iterator.trains = False
@@ -100,7 +101,7 @@ def first_sample(dataset):
 
 def note_training():
     """Notes that what came last from a DataLoader is trained with: others are for validation."""
-    if batch_of is not None and not batch_of.trains:
+    if batch_of is not None and not getattr(batch_of, "trains", True):
         batch_of.trains = True
         write(iterator=id(batch_of), trains=True)
 

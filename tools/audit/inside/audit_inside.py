@@ -75,6 +75,8 @@ forking = multiprocessing.get_context("fork")
 
 def install():
     multiprocessing.set_start_method("fork", force=True)  # as where torchrun starts it
+    for module in (multiprocessing, torch.multiprocessing):  # for the script to choose, once
+        module.set_start_method = lambda method, force=False: None
     seed()
     witness.install()
     witness_details.install()
@@ -92,7 +94,6 @@ def install():
         spawn.start_processes = torch.multiprocessing.start_processes = fork_processes
         for module in (multiprocessing, torch.multiprocessing):
             module.get_context = fork
-            module.set_start_method = lambda method, force=False: None
         os.register_at_fork(after_in_child=lambda: (seed(), witness.watch_lines()))
     if os.environ["AUDIT_GPUS"]:
         os.environ["PRETEND_GPUS"] = os.environ["AUDIT_GPUS"]

@@ -46,6 +46,9 @@ class Stream(torch.cpu.Stream):
         return event
 
 
+PROPERTIES = SimpleNamespace(
+    name="pretended", major=8, minor=0, total_memory=2**34, multi_processor_count=64
+)
 ANSWERS = {
     "Event": Event,
     "Stream": Stream,
@@ -55,10 +58,15 @@ ANSWERS = {
     "current_stream": lambda *device: Stream(),
     "default_generators": [torch.default_generator] * COUNT,
     "device_count": lambda: COUNT,
+    "get_device_capability": lambda *device: (PROPERTIES.major, PROPERTIES.minor),
+    "get_device_name": lambda *device: PROPERTIES.name,
+    "get_device_properties": lambda *device: PROPERTIES,
     "get_rng_state": lambda *device: torch.get_rng_state(),
     "is_available": lambda: True,
     "is_bf16_supported": lambda including_emulation=True: True,
     "max_memory_allocated": lambda *device: 2**20,
+    "mem_get_info": lambda *device: (PROPERTIES.total_memory // 2, PROPERTIES.total_memory),
+    "reset_peak_memory_stats": lambda *device: None,
     "set_device": set_device,
     "set_rng_state": lambda *state: None,
     "stream": torch.cpu.stream,
