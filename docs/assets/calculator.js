@@ -91,20 +91,21 @@
   }
 
   // tools/formulas/calculator.py
-  function gptOfSize(params, context, vocabSize) {
+  function gptOfSize(params, context, vocabSize, block) {
     let nEmbd;
     for (let width = C.CHANNELS_PER_LAYER; nEmbd === undefined; width += C.CHANNELS_PER_LAYER) {
       const wider = width + C.CHANNELS_PER_LAYER;
       const blocks = (12 * wider ** 3) / C.CHANNELS_PER_LAYER;
       if (blocks + (2 * vocabSize + context) * wider > params) nEmbd = width;
     }
-    const embeddingParams = (vocabSize + context) * nEmbd;
     const headParams = vocabSize * nEmbd;
+    const inBlocksOfGPT = params - context * nEmbd - 2 * headParams;
+    const nLayer = Math.max(1, Number(round(inBlocksOfGPT / (12 * nEmbd ** 2), 0)));
+    const embeddingParams = (vocabSize + context * block.positions) * nEmbd;
     const inBlocks = params - embeddingParams - headParams;
-    const nLayer = Math.max(1, Number(round(inBlocks / (12 * nEmbd ** 2), 0)));
     const attention = 12 * nLayer * nEmbd * context;
     const flopsPerToken = 6 * (params - embeddingParams) + attention;
-    const shape = { params, context, vocabSize, nEmbd, nLayer };
+    const shape = { params, context, vocabSize, nEmbd, nLayer, block };
     return { ...shape, embeddingParams, headParams, blockParams: inBlocks / nLayer, flopsPerToken };
   }
 
@@ -169,8 +170,8 @@
     const values = Object.fromEntries(fields.map(({ name, value }) => [name, Number(value)]));
     const { params, gpus, context, gpu_memory, batch_size, loss_chunks: chunks } = values;
     const { tokens, price } = values; // of docs/cost.md alone
-    const model = gptOfSize(params * GB, context, C.VOCAB_SIZE);
-    model.block = C.BLOCK_TYPES[form.elements.llama.checked ? "llama" : "gpt"];
+    const block = C.BLOCK_TYPES[form.elements.llama.checked ? "llama" : "gpt"];
+    const model = gptOfSize(params * GB, context, C.VOCAB_SIZE, block);
     if (model.blockParams <= 0) {
       status.textContent = "The embedding and the head alone have more parameters.";
       return;

@@ -26,6 +26,7 @@ class Block(NamedTuple):
     others: float
     backward: float  # in the backward pass of the MLP: gradients, less what is freed by then
     in_float32: float = 0  # in any case
+    positions: int = 1  # tables of positions, which are learned, or none
 
 
 def llama(kv_share, hidden=8 / 3):
@@ -37,7 +38,7 @@ def llama(kv_share, hidden=8 / 3):
     """
     attention = 1 + 2 * kv_share + 2  # q, k and v; the output, and again in the order of o_proj
     mlp = 4 * hidden  # gate, its SiLU, up and their product
-    return Block(2, attention + mlp, backward=1 + 2 * hidden)
+    return Block(2, attention + mlp, backward=1 + 2 * hidden, positions=0)
 
 
 def mixture(top_k):
@@ -76,7 +77,7 @@ class GPT(NamedTuple):
 
     @property
     def embedding_params(self):
-        return (self.vocab_size + self.context) * self.n_embd
+        return (self.vocab_size + self.context * self.block.positions) * self.n_embd
 
     @property
     def head_params(self):
