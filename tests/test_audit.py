@@ -48,6 +48,7 @@ def test_what_is_saved_elsewhere_is_not_risked(tmp_path):
     (tmp_path / "saves.py").write_text(source.replace('"last.', f'"{tmp_path}/runs/last.'))
     kill = "how it survives a kill: it saves to "
     assert any(f.text.startswith(kill) for f in audit(tmp_path, tmp_path / "saves.py"))
+    assert [*tmp_path.glob("first*")] and not [*tmp_path.glob("killed*")]
 
 
 def test_misuse(tmp_path):

@@ -455,6 +455,14 @@ def test_full_disk(shell, name):
     assert "Traceback" not in job.output
 
 
+@pytest.mark.long
+def test_full_disk_where_a_snapshot_is_marked(shell):
+    setup = "def touch(path):\n    raise OSError(28, 'No space left')\nscript.Path.touch = touch\n"
+    job = start(shell, "async_save.py", "s", 2, setup, "--keep_every_steps 1", steps=2)
+    job.fails("cannot save s/epoch_0001_sample_000000000000: disk full, ", "No space left")
+    assert "Traceback" not in job.output
+
+
 def test_killed_while_it_saves(shell):
     """The snapshot before stays, and none but it; if it is damaged, one line says so."""
     kill = at_step(15, "script.dcp.save = lambda *state, **options: os.kill(os.getpid(), 9)")

@@ -63,7 +63,7 @@ GPT = [
     Step("gpt/pretrain.py", "gpt/dcp.py", 84),
     Step("gpt/dcp.py", "gpt/fsdp.py", 43),
     Step("gpt/fsdp.py", "gpt/accumulate.py", 22),
-    Step("gpt/accumulate.py", "gpt/async_save.py", 46),
+    Step("gpt/accumulate.py", "gpt/async_save.py", 47),
     Step("gpt/async_save.py", "gpt/tokens.py", 85),
     Step("gpt/tokens.py", "gpt/llama.py", 112),
     Step("gpt/llama.py", "gpt/documents.py", 56),
