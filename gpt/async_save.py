@@ -392,12 +392,10 @@ class Trainer:
         name = f"epoch_{self.epochs_run:04}_sample_{self.samples_run:012}"
         path = Path(self.args.snapshot_path, name)
         keep_every = self.args.keep_every_steps
-        try:
-            if self.is_main and keep_every and self._steps_done() % keep_every == 0:
+        if self.is_main and keep_every and self._steps_done() % keep_every == 0:
+            with contextlib.suppress(OSError):  # the save fails then, too, and says why
                 path.mkdir(parents=True, exist_ok=True)
                 (path / "kept").touch()
-        except OSError as error:
-            sys.exit(f"cannot save {path}: disk full, or file used by another run? {error}")
         self.pending_save = dcp.async_save(
             self._state_dict(),
             checkpoint_id=path,
