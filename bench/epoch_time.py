@@ -1,4 +1,4 @@
-"""Times an epoch of the stages, on two ranks, beside the same one with DDP alone
+"""Times an epoch of the stages, on two ranks and CPUs, beside the same one with DDP alone
 
     torchrun --standalone --nproc_per_node=2 -m bench.epoch_time --sleep_ms 20
 
@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import importlib
 import io
+import os
 import statistics
 import tempfile
 import time
@@ -114,6 +115,7 @@ def main():
 
     if args.sleep_ms:
         register_module_forward_pre_hook(sleep)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # two ranks cannot share a GPU
     dist.init_process_group("gloo")
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         ratios = compare(make_candidates(), args.epochs, args.rounds)

@@ -121,6 +121,7 @@ def run(name, ranks, options, shape):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.parse_args()
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
     print(f"{'MB per rank':<50}{'ranks':>6}{'predicted':>11}{'measured':>10}{'ratio':>7}")
     for name, ranks, options, shape in RUNS:
         predicted, measured = run(name, ranks, options, shape)

@@ -105,6 +105,7 @@ def main():
     args = parser.parse_args()
     if args.rounds < 1:
         parser.error("rounds must be 1 or more")
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # regroup.py is for gloo
     # Its store is in this process, so that any of the three nodes can be killed.
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     torchrun = (

@@ -7,6 +7,14 @@ import torch
 from tools.launch.jobs import Shell
 from tools.steps import ROOT
 
+# Tests run on CPUs, whatever the machine has. Those marked gpu use TEST_GPUS, the GPUs that were
+# visible: found by the first process, from which pytest's workers have their environment.
+if "TEST_GPUS" not in os.environ:
+    names = [str(number) for number in range(torch.cuda.device_count())]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(names)).split(",")
+    os.environ["TEST_GPUS"] = ",".join(visible[: len(names)])
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
 
 @pytest.fixture
 def shell(tmp_path):
@@ -42,7 +50,7 @@ FIRST = (
 
 def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: FIRST.index(item.name) if item.name in FIRST else len(FIRST))
-    if not torch.cuda.is_available():
+    if not os.environ["TEST_GPUS"]:
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))

@@ -1,20 +1,21 @@
 """The branches for GPUs: on pretended ones everywhere, and on real ones where there are any."""
 
+import os
 import re
 import signal
 
 import pytest
 import torch
-from helpers import SCRIPTS, SHORT_GPT, VAL_CHUNKS, first, long, patch
+from helpers import SCRIPTS, SHORT_GPT, VAL_CHUNKS, first, patch, run
 from test_gpt import OPTIONS as GPT_OPTIONS
 from test_gpt import TINY
 from test_tokens import write_tokens
 from torch.utils._pytree import tree_leaves
 
 from gpt import muon
-from tools.launch.jobs import pretend_gpus
+from tools.launch.jobs import environment, pretend_gpus
 from tools.launch.snapshots import load, load_gpt, make_model, write_chats, write_text
-from tools.steps import ALL, ROOT
+from tools.steps import ALL, ROOT, STAGES
 
 NAMES = ["singlegpu.py", *(step.file for step in ALL if step.file.endswith(".py"))]
 NAMES.remove("recipes/regroup.py")  # its page: for gloo
@@ -35,6 +36,19 @@ OPTIONS = {
     **dict.fromkeys(FINETUNE, "--learning_rate 1e-3"),
     "gpt/documents.py": "--end_token 0 --n_embd 32",
 }
+THREE_D = "--pp_size 2 --tp_size 2 --micro_batches 2 --n_layer 2"
+WIDE = [  # on more ranks, where there are so many GPUs
+    ("elastic_ddp.py", 4, ""),
+    ("gpt/hsdp.py", 4, "--shard_size 2"),
+    ("gpt/expert_parallel.py", 4, "--n_experts 4 --top_k 4 --ep_size 4"),
+    ("gpt/three_d.py", 4, THREE_D),
+    ("gpt/three_d.py", 8, THREE_D),
+]
+# SyncBatchNorm on several GPUs is BatchNorm on one process, if no rank takes a sample twice.
+EVEN_DIGITS = """
+Digits = script.Digits
+script.Digits = lambda: script.Subset(Digits(), range(1600))
+"""
 # The others load their snapshots as one of these does.
 GPT = ["gpt/gpt.py", "gpt/dcp.py", "gpt/fsdp.py", "gpt/local_sgd.py", "gpt/muon.py"]
 RESUMED = [*SCRIPTS, *GPT]
@@ -65,9 +79,9 @@ def data_options(folder, name):
     return f"{options} --model {folder}/model --export_path {folder}/exported"
 
 
-def options_of(shell, name):
+def options_of(shell, name, options=None):
     """Returns the options of a script, with those of its data, unless it has that itself."""
-    options = OPTIONS.get(name, "")
+    options = OPTIONS.get(name, "") if options is None else options
     if name.startswith("gpt/"):
         options = f"{data_options(shell.folder, name)} --batch_size 4 {options}"
     return options
@@ -82,10 +96,13 @@ def weights(path):
     return torch.cat([weight.flatten().double().cpu() for weight in model.values()])
 
 
-def check(shell, name, ranks, start_on_gpus, max_diff, setup=""):
+def check(shell, name, ranks, options, start_on_gpus, max_diff, setup=""):
     """Asserts that two epochs on GPUs are as on CPUs; of some, the second is resumed."""
-    options = options_of(shell, name).replace("_size 2", f"_size {ranks}")
+    options = options_of(shell, name, options)
+    if ranks == 1:
+        options = options.replace("_size 2", "_size 1")
     script = twin = name
+    more, ranks_on_cpus = "", ranks
     totals = (1, 2) if name in RESUMED else (2,)
     if name == "multigpu.py":  # which starts its ranks itself, and so takes long
         twin = "multigpu_torchrun.py"
@@ -93,8 +110,12 @@ def check(shell, name, ranks, start_on_gpus, max_diff, setup=""):
     elif name == "recipes/mixed_precision.py":
         twin = "multinode.py"
         script += " --dtype float16"
-    elif name.startswith("gpt/") or name == "recipes/images.py":
+    elif name.startswith("gpt/"):
         script = twin = patch(shell.folder, name, SHORT_GPT + setup)
+    elif name == "recipes/images.py":
+        script = twin = patch(shell.folder, name, EVEN_DIGITS + setup)
+        if not setup:  # pretended GPUs have BatchNorm, too
+            more, ranks_on_cpus = f"--batch_size {32 * ranks}", 1
     options = f"1 {options} --snapshot_path {shell.folder}"
     for epochs in totals:
         output = start_on_gpus(f"{script} {epochs} {options}/gpu").succeeds()
@@ -102,7 +123,7 @@ def check(shell, name, ranks, start_on_gpus, max_diff, setup=""):
     if not name.startswith("gpt/"):  # whose learning rate depends on the number of epochs
         totals = (2,)
     for epochs in totals:
-        shell.ranks(f"{twin} {epochs} {options}/cpu", ranks, CUDA_VISIBLE_DEVICES="").succeeds()
+        shell.ranks(f"{twin} {epochs} {options}/cpu {more}", ranks_on_cpus).succeeds()
     expected = weights(shell.folder / "cpu")
     diff = weights(shell.folder / "gpu") - expected
     assert diff.norm() < max_diff * expected.norm()
@@ -125,10 +146,13 @@ if hasattr(script, "chunked_loss"):
 """
 
 
-@pytest.mark.parametrize("name", [*QUICK, *long(*LONGER), *first(0, OTHERS)])
-def test_pretended_gpus(shell, name):
-    ranks = 1 if name == "singlegpu.py" else 2
-
+@pytest.mark.parametrize(
+    ("name", "ranks", "options"),
+    [(name, 1 if name == "singlegpu.py" else 2, None) for name in QUICK]
+    + [pytest.param(name, 2, None, marks=pytest.mark.long) for name in LONGER]
+    + first(0, [(name, 2, None) for name in OTHERS] + WIDE),
+)
+def test_pretended_gpus(shell, name, ranks, options):
     def start(command):
         if name == "multigpu.py":
             return shell.start(f"python {command}", **pretend_gpus(ranks))
@@ -136,7 +160,7 @@ def test_pretended_gpus(shell, name):
 
     # In bfloat16 they differ by up to 1e-3; at 1.2 times the learning rate, by 1e-2.
     max_diff = 2e-3 if name.startswith("gpt/") else 1e-3
-    check(shell, name, ranks, start, max_diff, NOT_PRETENDED)
+    check(shell, name, ranks, options, start, max_diff, NOT_PRETENDED)
 
 
 def test_attention_of_documents_is_compiled(shell):
@@ -204,7 +228,7 @@ def test_snapshots_of_other_devices(shell):
     options = f"--snapshot_path {shell.folder}/s {options_of(shell, 'gpt/pretrain.py')}"
     script = patch(shell.folder, "gpt/pretrain.py", SHORT_GPT + PRINT_KINDS)
     for epochs, device in enumerate(["cpu", "cuda:0", "cpu"], 1):
-        variables = pretend_gpus(1) if device == "cuda:0" else {"CUDA_VISIBLE_DEVICES": ""}
+        variables = pretend_gpus(1) if device == "cuda:0" else {}
         output = shell.ranks(f"{script} {epochs} 1 {options}", **variables).succeeds()
         assert f"{epochs - 1} of {epochs} epochs done" in output
         assert f"on {device}" in output and "fused False on cuda" not in output
@@ -229,22 +253,61 @@ def test_check_cluster_on_pretended_gpus(shell):
     assert job.succeeds().count(" TFLOP/s") == 2
 
 
+FIRST_FILES = [f"tests/test_{name}.py" for name in ("training", "preemptible", "one_rank")]
+MORE_FILES = ("gpt", "gpt_sharded", "recipes", "by_hand", "bad_input", "own_changes", "hangs")
+MORE_FILES = FIRST_FILES + [f"tests/test_{name}.py" for name in MORE_FILES]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("gpus", "files"), first(1, [(1, FIRST_FILES), *((n, MORE_FILES) for n in (1, 2, 8))])
+)
+def test_suite_on_a_machine_with_gpus(gpus, files):
+    """The tests leave the machine's GPUs alone, but for those marked gpu."""
+    env = environment() | pretend_gpus(gpus)
+    del env["CUDA_VISIBLE_DEVICES"], env["TEST_GPUS"]
+    marks = "not (path or long or gpu)"
+    result = run("python", "-m", "pytest", "-n", "0", "-m", marks, *files, env=env)
+    assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.long
+@pytest.mark.nightly
+@pytest.mark.parametrize("gpus", [1, 2, 8])
+def test_make_run_on_a_machine_with_gpus(gpus):
+    """On one GPU, what has more than one process trains on the CPU, and the table says so."""
+    env = environment() | pretend_gpus(gpus)
+    result = run("python", "-m", "tools.chain.run", "--no-slurm", env=env)
+    assert result.returncode == 0, result.stdout + result.stderr
+    rows = [line.split() for line in result.stdout.splitlines()[-len(STAGES) :]]
+    assert [row[0] for row in rows] == STAGES
+    on_gpus = 3 if gpus == 1 else 6  # elastic_ddp.py, of which a node is killed, uses none
+    assert [row[1] for row in rows] == ["cuda"] * on_gpus + ["cpu"] * (len(STAGES) - on_gpus)
+    assert len({tuple(row[2:8]) for row in rows}) == 1  # the losses
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", NAMES)
-def test_real_gpus(shell, name):
-    ranks = 1 if name == "singlegpu.py" else min(2, torch.cuda.device_count())
+@pytest.mark.parametrize(("name", "ranks", "options"), [(name, 2, None) for name in NAMES] + WIDE)
+def test_real_gpus(shell, name, ranks, options):
+    gpus = os.environ["TEST_GPUS"].split(",")
+    if ranks > max(2, len(gpus)):
+        pytest.skip(f"needs {ranks} GPUs")
+    ranks = 1 if name == "singlegpu.py" else min(ranks, len(gpus))
     launcher = f"torchrun --standalone --nproc_per_node={ranks}"
     if name in ("singlegpu.py", "multigpu.py"):
         launcher = "python"
-    visible = ",".join(map(str, range(ranks)))
+    visible = ",".join(gpus[:ranks])
     compiled = "--compile" * ('"--compile"' in (ROOT / name).read_text())
 
-    def start(command):
-        return shell.start(f"{launcher} {command} {compiled}", CUDA_VISIBLE_DEVICES=visible)
-
+    variables = {"CUDA_VISIBLE_DEVICES": visible}
     max_diff = 1e-2
     if name.startswith("gpt/"):
         max_diff = 4e-3  # in bfloat16, see above
     elif name == "recipes/images.py":
-        max_diff = 1  # on several GPUs, SyncBatchNorm trains otherwise than the CPU's BatchNorm
-    check(shell, name, ranks, start, max_diff)
+        max_diff = 1e-3  # without SyncBatchNorm, it would be 2e-3
+        variables["NVIDIA_TF32_OVERRIDE"] = "0"  # in which a GPU convolves
+
+    def start(command):
+        return shell.start(f"{launcher} {command} {compiled}", **variables)
+
+    check(shell, name, ranks, options, start, max_diff)

@@ -184,6 +184,7 @@ class Terminal:
         self.start_of_last = 0  # of the last command, in `output`
         variables = {key: os.environ[key] for key in ("PATH", "HOME", "USER") if key in os.environ}
         variables["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "5"  # seconds, in place of 30
+        variables["CUDA_VISIBLE_DEVICES"] = ""  # what the pages show is of CPUs
         self.bash = pexpect.spawn(
             "env",  # what starts tests in the background makes them ignore these signals
             ["--default-signal=INT,HUP", "bash", "--norc"],

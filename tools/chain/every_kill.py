@@ -339,6 +339,7 @@ def main():
     parser.add_argument("--pairs", type=int, help="of points, of both ranks, instead of all points")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
     for file in args.files:
         known = [name for name in OPTIONS if Path(name).name == Path(file).name]
         if not known or not Path(ROOT, file).is_file():

@@ -1,9 +1,10 @@
 """Trains with every stage in turn, each with its snapshot in runs/chain/, and sums up in a table.
 
-All take global batches of 32 samples, and so log the same losses. Every command is shown as one
-would type it; multinode.py, resumable.py and preemptible.py run as two "nodes" with their
-rendezvous on localhost, and elastic_ddp.py as three, of which one is killed on the way. Ports are
-picked free. --no-slurm leaves out the job on a pocket cluster at the end.
+All take global batches of 32 samples, and so log the same losses. elastic_ddp.py trains on the CPU,
+and so does a stage with more processes than GPUs. Every command is shown as one would type it;
+multinode.py, resumable.py and preemptible.py run as two "nodes" with their rendezvous on localhost,
+and elastic_ddp.py as three, of which one is killed on the way. Ports are picked free. --no-slurm
+leaves out the job on a pocket cluster at the end.
 """
 
 import argparse
@@ -111,7 +112,7 @@ def main():
     print(f"$ export OMP_NUM_THREADS={os.environ.setdefault('OMP_NUM_THREADS', '1')}\n")
     changes = {STEPS[0].base: ""} | {s.file: str(changed_lines(s.base, s.file)) for s in STEPS}
     gpus = torch.cuda.device_count()
-    rows = [["stage", "first loss", "last loss", "changed lines"]]
+    rows = [["stage", "trained on", "first loss", "last loss", "changed lines"]]
     for script, changed in changes.items():
         if script == "elastic_ddp.py":  # whose log is long
             show = r"starts on|epochs done| \+ 0 samples"
@@ -120,7 +121,8 @@ def main():
             output = run(*commands(script, gpus))
         losses = dict(re.findall(r"epoch ([1-9]\d*)(?: \+ 0 samples)? \| loss (\S+)", output))
         first, last = (f"{losses[str(n)]} (epoch {n})" for n in (SAVE_EVERY, TOTAL_EPOCHS))
-        rows.append([script, first, last, changed])
+        device = re.search(r"steps per epoch, on (cpu|cuda)", output)[1]
+        rows.append([script, device, first, last, changed])
         print()
     if missing := missing_packages():
         install = f"sudo apt-get install {' '.join(missing)}"
@@ -131,8 +133,8 @@ def main():
         run(f"slurm/pocket-cluster -n 2 {sbatch} {arguments}")
         log = max(ROOT.glob("multinode-*.out"), key=lambda path: path.stat().st_mtime)
         print(*re.findall(r"0: .+ epochs done.+|0: .+ saved .+", log.read_text()), "", sep="\n")
-    for name, first, last, changed in rows:
-        print(f"{name:<22}{first:<24}{last:<24}{changed}")
+    for name, device, first, last, changed in rows:
+        print(f"{name:<22}{device:<12}{first:<21}{last:<23}{changed}")
 
 
 if __name__ == "__main__":

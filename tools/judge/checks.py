@@ -35,7 +35,7 @@ from tools.judge.stages import (
     TORCHRUN,
     VAL_CHUNKS,
 )
-from tools.launch.jobs import PRETEND_GPUS, Shell, free_port
+from tools.launch.jobs import Shell, free_port, pretend_gpus
 from tools.launch.snapshots import load, load_gpt, max_abs_diff, write_text
 from tools.steps import ROOT
 from tools.steps import STAGES as CHAIN
@@ -78,8 +78,9 @@ class Judge:
         variables = {"WITNESS_FOLDER": str(folder), "PYTHONPATH": f"{PROBE}:{WITNESS}"}
         variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # see docs/hangs.md
         if gpus:
-            variables["PYTHONPATH"] += f":{PRETEND_GPUS}"
-            variables["PRETEND_GPUS"] = str(gpus)
+            path = variables["PYTHONPATH"]
+            variables |= pretend_gpus(gpus)
+            variables["PYTHONPATH"] = f"{path}:{variables['PYTHONPATH']}"
         variables |= {f"PROBE_{name.upper()}": str(value) for name, value in probe.items()}
         if self.stage.reference:
             variables["PROBE_FLOAT64"] = "1"

@@ -29,7 +29,7 @@ def run(script, arguments, variables, folder, log, disk_is_full, listener):
     os.environ.clear()
     os.environ.update(variables)
     torch.set_num_threads(1)
-    if "PRETEND_GPUS" in variables:
+    if "PRETEND_GPUS" in variables and variables.get("CUDA_VISIBLE_DEVICES") != "":
         sys.path.insert(1, f"{os.path.dirname(__file__)}/pretend_gpus")
         importlib.import_module("pretend_tensor")
     if disk_is_full:

@@ -305,4 +305,6 @@ class Shell:
 
 def pretend_gpus(count):
     """Returns the variables that let a process and its children believe in so many GPUs."""
-    return {"PRETEND_GPUS": str(count), "PYTHONPATH": str(PRETEND_GPUS)}
+    visible = ",".join(map(str, range(count)))
+    variables = {"PRETEND_GPUS": str(count), "CUDA_VISIBLE_DEVICES": visible}
+    return variables | {"PYTHONPATH": str(PRETEND_GPUS)}

@@ -18,6 +18,13 @@ QUESTIONS = ("current_accelerator", "device_count", "is_available", "is_bf16_sup
 noted = set()  # the GPUs that the script has put something on
 
 
+def visible():
+    """Returns how many GPUs the script sees: all, unless it has named some itself."""
+    named = os.environ["CUDA_VISIBLE_DEVICES"]  # set by the audit, to hide real ones: to nothing
+    numbers = [name for name in named.split(",") if name.isdigit()]
+    return len(numbers) if named else int(os.environ["PRETEND_GPUS"])
+
+
 def on_cpu(device):
     """Returns the CPU for a GPU, and notes its number, unless the script hides the others."""
     if type(device) is int:
@@ -100,7 +107,8 @@ def tell_script(owner, name, answer):
 
 
 def install():
-    answers = pretend_cuda.ANSWERS
+    pretend_cuda.visible = visible
+    answers = pretend_cuda.ANSWERS | {"device_count": visible}
     for name, answer in answers.items():
         tell_script(torch.cuda, name, answer)
     for name in ("device_count", "is_available", "synchronize"):

@@ -126,7 +126,7 @@ def install():
     register_module_forward_pre_hook(note_gathered)
     witness.details.append(note_progress)
     witness.after_step.append(send_signal)
-    if "PRETEND_GPUS" in os.environ:
+    if "PRETEND_GPUS" in os.environ and os.environ.get("CUDA_VISIBLE_DEVICES") != "":
         importlib.import_module("pretend_tensor")
         original["set_device"] = torch.cuda.set_device
         torch.cuda.set_device = set_device

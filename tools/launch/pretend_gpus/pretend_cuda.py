@@ -1,17 +1,24 @@
 """What torch.cuda answers where GPUs are pretended."""
 
+import itertools
 import os
 import time
 from types import SimpleNamespace
 
 import torch
 
-COUNT = int(os.environ["PRETEND_GPUS"])
 current = 0
 
 
+def visible():
+    """Returns how many of the PRETEND_GPUS GPUs CUDA_VISIBLE_DEVICES shows, as CUDA counts them."""
+    numbers = [str(number) for number in range(int(os.environ["PRETEND_GPUS"]))]
+    named = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(numbers)).split(",")
+    return len(list(itertools.takewhile(numbers.__contains__, named)))
+
+
 def checked(gpu):
-    if gpu >= COUNT:
+    if gpu >= visible():
         raise RuntimeError("CUDA error: invalid device ordinal")
     return gpu
 
@@ -56,13 +63,13 @@ ANSWERS = {
     "cudart": lambda: SimpleNamespace(cudaHostRegister=pin, cudaHostUnregister=pin),
     "current_device": lambda: current,
     "current_stream": lambda *device: Stream(),
-    "default_generators": [torch.default_generator] * COUNT,
-    "device_count": lambda: COUNT,
+    "default_generators": [torch.default_generator] * int(os.environ["PRETEND_GPUS"]),
+    "device_count": visible,
     "get_device_capability": lambda *device: (PROPERTIES.major, PROPERTIES.minor),
     "get_device_name": lambda *device: PROPERTIES.name,
     "get_device_properties": lambda *device: PROPERTIES,
     "get_rng_state": lambda *device: torch.get_rng_state(),
-    "is_available": lambda: True,
+    "is_available": lambda: visible() > 0,
     "is_bf16_supported": lambda including_emulation=True: True,
     "max_memory_allocated": lambda *device: 2**20,
     "mem_get_info": lambda *device: (PROPERTIES.total_memory // 2, PROPERTIES.total_memory),
@@ -78,5 +85,5 @@ def install():
     for name, value in ANSWERS.items():
         setattr(torch.cuda, name, value)
     torch.accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")
-    torch.accelerator.device_count = ANSWERS["device_count"]
+    torch.accelerator.device_count = visible
     torch.accelerator.set_device_index = lambda device: torch.cuda.set_device(device)
