@@ -572,6 +572,8 @@ def main(args):
             sys.exit(f"{socket.gethostname()} has too few GPUs: lower --nproc_per_node")
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
+        # Messages wait for each other, in the order of the schedule (NCCL warns: pytorch#156748).
+        os.environ["TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING"] = "false"
         dist.init_process_group("nccl", device_id=device)
     else:
         device = torch.device("cpu")

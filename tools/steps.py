@@ -73,7 +73,7 @@ GPT = [
     Step("gpt/fsdp.py", "gpt/hsdp.py", 17),
     Step("gpt/fsdp.py", "gpt/tensor_parallel.py", 46),
     Step("gpt/llama.py", "gpt/llama_tensor_parallel.py", 67),
-    Step("gpt/fsdp.py", "gpt/pipeline_parallel.py", 113),
+    Step("gpt/fsdp.py", "gpt/pipeline_parallel.py", 115),
     Step("gpt/pipeline_parallel.py", "gpt/three_d.py", 44),
     Step("gpt/fsdp.py", "gpt/context_parallel.py", 70),
     Step("gpt/fsdp.py", "gpt/moe.py", 69),

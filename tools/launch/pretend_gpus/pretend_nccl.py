@@ -1,6 +1,7 @@
 """NCCL, pretended: gloo, which takes tensors on GPUs alone, and one rank per GPU."""
 
 import os
+import warnings
 
 import torch
 import torch.distributed as dist
@@ -8,6 +9,7 @@ from torch.distributed import distributed_c10d as c10d
 from torch.utils._pytree import tree_leaves
 
 group_of_nccl = None
+warns_of_messages = True
 
 
 def refuse_shared_gpu(devices):
@@ -32,7 +34,9 @@ def refuse_cpu_tensors(collective):
 
 def init_process_group(backend=None, device_id=None, **options):
     """Makes a group of gloo's, in the place of NCCL's."""
-    global group_of_nccl
+    global group_of_nccl, warns_of_messages
+    show = os.environ.get("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING")
+    warns_of_messages = show != "false"
     real_init_process_group("gloo", **options)
     # With cpu:gloo,cuda:nccl, or without any name, a tensor on a CPU goes through gloo.
     only_nccl = backend == "nccl" or (backend is None and device_id is not None)
@@ -45,6 +49,12 @@ def barrier(group=None):
     (group or dist.group.WORLD).barrier(options).wait()
 
 
+def send(*args, **options):
+    if warns_of_messages:
+        warnings.warn("An unbatched P2P op (send/recv) was called", stacklevel=2)
+    return real_send(*args, **options)
+
+
 def object_device(group=None):
     return "cuda" if (group or dist.group.WORLD) == group_of_nccl else real_object_device(group)
 
@@ -52,6 +62,8 @@ def object_device(group=None):
 real_init_process_group = dist.init_process_group
 dist.init_process_group = init_process_group
 dist.barrier = barrier
+real_send = dist.send
+dist.send = send
 real_object_device = c10d._get_object_coll_device
 c10d._get_object_coll_device = object_device
 for name in ("allreduce", "broadcast", "allgather", "_allgather_base", "_reduce_scatter_base"):
