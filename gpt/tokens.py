@@ -221,7 +221,7 @@ class Trainer:
         self.save_group = dist.new_group(backend="gloo")  # for the thread that saves
         self.pending_save = None
         pin = device.type == "cuda"
-        self.stager = DefaultStager(StagingOptions(pin, False, False, False))  # keeps its memory
+        self.stager = DefaultStager(StagingOptions(pin, False, False, pin))  # keeps its memory
 
     def _request_stop(self, signum, frame):
         self.stop_requested = True
