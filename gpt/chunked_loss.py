@@ -209,7 +209,7 @@ def chunked_loss(loss_fn, model, num_chunks, x, targets):
     """Returns the mean of `loss_fn` over chunks of the time axis; each makes its logits twice."""
 
     def chunk_loss(x, targets):
-        return loss_fn(F.linear(x, model.lm_head.weight)[..., : model.vocab_size], targets)
+        return loss_fn(F.linear(x, model.lm_head.weight), targets)
 
     chunks = zip(x.chunk(num_chunks, 1), targets.chunk(num_chunks, 1), strict=True)
     losses = [checkpoint(chunk_loss, *chunk, use_reentrant=False) for chunk in chunks]
@@ -689,7 +689,11 @@ def main(args):
         for block in model.model["layers"]:  # equal blocks share one compilation
             block.compile(dynamic=False)  # else, after a smaller batch, all run code for any size
     optimizer = configure_optimizer(model, args.learning_rate)
-    loss_fn = torch.compile(next_token_loss, dynamic=False) if args.compile else next_token_loss
+
+    def unpadded_loss(logits, targets):
+        return next_token_loss(logits[..., :vocab_size], targets)
+
+    loss_fn = torch.compile(unpadded_loss, dynamic=False) if args.compile else unpadded_loss
     loss_fn = functools.partial(chunked_loss, loss_fn, model, args.loss_chunks)
     sampler = ResumableSampler(dataset, seed=args.seed)
     train_loader = DataLoader(

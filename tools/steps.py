@@ -64,10 +64,10 @@ GPT = [
     Step("gpt/dcp.py", "gpt/fsdp.py", 43),
     Step("gpt/fsdp.py", "gpt/accumulate.py", 22),
     Step("gpt/accumulate.py", "gpt/async_save.py", 47),
-    Step("gpt/async_save.py", "gpt/tokens.py", 85),
-    Step("gpt/tokens.py", "gpt/llama.py", 112),
+    Step("gpt/async_save.py", "gpt/tokens.py", 87),
+    Step("gpt/tokens.py", "gpt/llama.py", 111),
     Step("gpt/llama.py", "gpt/documents.py", 56),
-    Step("gpt/llama.py", "gpt/chunked_loss.py", 30),
+    Step("gpt/llama.py", "gpt/chunked_loss.py", 27),
     Step("gpt/accumulate.py", "gpt/finetune.py", 212),  # 104 of them are the GPT, which goes
     Step("gpt/finetune.py", "gpt/finetune_chat.py", 81),
     Step("gpt/fsdp.py", "gpt/hsdp.py", 17),
