@@ -697,8 +697,9 @@ def main(args):
     model.to_empty(device=device)  # memory for this rank's shards
     model.init_weights(args.seed)
     if device.type == "cuda":
-        for block in model.model["layers"]:
-            block.self_attn.compile()  # else FlexAttention would keep the scores of all pairs
+        torch.set_float32_matmul_precision("high")  # the compiler warns without TF32
+        for block in model.model["layers"]:  # else FlexAttention would keep the scores of all pairs
+            block.self_attn.compile(dynamic=False)
     if args.compile:
         torch.set_float32_matmul_precision("high")  # TF32 for products of float32 matrices
         for block in model.model["layers"]:  # equal blocks share one compilation

@@ -66,7 +66,7 @@ GPT = [
     Step("gpt/accumulate.py", "gpt/async_save.py", 47),
     Step("gpt/async_save.py", "gpt/tokens.py", 87),
     Step("gpt/tokens.py", "gpt/llama.py", 111),
-    Step("gpt/llama.py", "gpt/documents.py", 56),
+    Step("gpt/llama.py", "gpt/documents.py", 57),
     Step("gpt/llama.py", "gpt/chunked_loss.py", 27),
     Step("gpt/accumulate.py", "gpt/finetune.py", 212),  # 104 of them are the GPT, which goes
     Step("gpt/finetune.py", "gpt/finetune_chat.py", 81),
