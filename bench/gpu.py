@@ -70,20 +70,18 @@ def run(command):
     raise FailedError([f"status {status}", *errors][-1].replace("|", "/"))
 
 
+def model_of(n_layer):
+    params = 12 * n_layer * N_EMBD**2 + (2 * 256 + CONTEXT) * N_EMBD
+    return GPT(params, n_layer, N_EMBD, 256, CONTEXT)
+
+
 def batch_size_that_fits(n_layer, gpu_memory):
     """Returns the largest of BATCH_SIZES for which all parts fit, so that no variant changes it."""
-    params = 12 * n_layer * N_EMBD**2 + (2 * 256 + CONTEXT) * N_EMBD
-    model = GPT(params, n_layer, N_EMBD, 256, CONTEXT)
+    model = model_of(n_layer)
     for size in BATCH_SIZES:
         if memory(model, size, BFLOAT16)["peak"] <= USABLE_MEMORY * gpu_memory:
             return size
     sys.exit("a batch of one does not fit in memory: try --layers 12")
-
-
-def steps_per_epoch(n_layer, batch_size, peak_tflops):
-    flops_per_token = 72 * n_layer * N_EMBD**2 + 12 * n_layer * N_EMBD * CONTEXT
-    flops_per_step = flops_per_token * batch_size * CONTEXT
-    return math.ceil(EPOCH_S * 0.4 * peak_tflops * 1e12 / flops_per_step)
 
 
 def gpt_rows(variants, options, batch_size, steps, folder):
@@ -206,7 +204,8 @@ def main():
             batch_size = batch_size_that_fits(
                 args.layers, torch.cuda.get_device_properties(0).total_memory
             )
-            steps = steps_per_epoch(args.layers, batch_size, args.peak_tflops)
+            flops_per_step = model_of(args.layers).flops_per_token * batch_size * CONTEXT
+            steps = math.ceil(EPOCH_S * 0.4 * args.peak_tflops * 1e12 / flops_per_step)
             title, rows = device, gpt_rows(VARIANTS, options, batch_size, steps, Path(folder))
         heading = ["", f"## {args.what}: {title}", "", f"{date.today()}: {versions()}", ""]
         publish(itertools.chain(heading, rows), args.report)

@@ -204,8 +204,8 @@ torch.compile = functools.partial(torch.compile, backend=count)
 @after(script.Trainer, "_run_batch")
 def print_count(self, inputs, targets):
     breaks = dict(counters["graph_break"])
-    precision = torch.get_float32_matmul_precision()
-    print(len(graphs), "graphs,", sum(graphs), "of any size, breaks:", breaks, precision)
+    print(f"{len(graphs)} graphs, {sum(graphs)} of any size, breaks: {breaks}", end=" ")
+    print(torch.get_float32_matmul_precision())
 """
 
 
@@ -216,10 +216,7 @@ COMPILED += ["moe.py", "expert_parallel.py"]
 @pytest.mark.long
 @pytest.mark.parametrize("name", first(1, ["fsdp.py", *COMPILED]))
 def test_compiled(shell, name):
-    """Two graphs: of the blocks, which exceed DDP's buckets, and the loss; and with TF32.
-
-    A smaller batch gets graphs of its own, and leaves the others as they are.
-    """
+    """Two graphs for each size: of the blocks, which exceed DDP's buckets, and the loss."""
     options = f"{SHAPES.get(name, '')} --compile --n_layer 4 --n_embd 256 --eval_every_steps 1000"
     ranks, option = LAYOUTS.get(name, [(2, "")])[-1]
     job = start(shell, name, "compiled", ranks, COUNT_GRAPHS, f"{options} {option}", steps=1.5)

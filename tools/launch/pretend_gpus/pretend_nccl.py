@@ -1,7 +1,6 @@
 """NCCL, pretended: gloo, which takes tensors on GPUs alone, and one rank per GPU."""
 
 import os
-import warnings
 
 import torch
 import torch.distributed as dist
@@ -9,7 +8,6 @@ from torch.distributed import distributed_c10d as c10d
 from torch.utils._pytree import tree_leaves
 
 group_of_nccl = None
-warns_of_messages = True
 
 
 def refuse_shared_gpu(devices):
@@ -34,9 +32,7 @@ def refuse_cpu_tensors(collective):
 
 def init_process_group(backend=None, device_id=None, **options):
     """Makes a group of gloo's, in the place of NCCL's."""
-    global group_of_nccl, warns_of_messages
-    show = os.environ.get("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING")
-    warns_of_messages = show != "false"
+    global group_of_nccl
     real_init_process_group("gloo", **options)
     # With cpu:gloo,cuda:nccl, or without any name, a tensor on a CPU goes through gloo.
     only_nccl = backend == "nccl" or (backend is None and device_id is not None)
@@ -50,8 +46,8 @@ def barrier(group=None):
 
 
 def send(*args, **options):
-    if warns_of_messages:
-        warnings.warn("An unbatched P2P op (send/recv) was called", stacklevel=2)
+    if os.environ.get("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING") != "false":
+        print("Warning: An unbatched P2P op (send/recv) was called")
     return real_send(*args, **options)
 
 
