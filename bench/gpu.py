@@ -38,10 +38,10 @@ VARIANTS = {
     "nanoGPT's loop, compiled": "bench.nanogpt_loop --compile",
 }
 BATCH_SIZES = [16, 8, 4, 2, 1]  # 16 fits into 80 GB
-N_HEAD, N_EMBD, CONTEXT = 32, 2048, 1024
-STEPS = 20  # per epoch
+N_HEAD, N_EMBD, CONTEXT = 16, 2048, 1024  # heads of 128, as in large models
+EPOCH_S = 150  # at an MFU of 40 %: long enough for a GPU to get hot
 FEW_EPOCHS, MANY_EPOCHS = 2, 202  # of the stages
-TIME_LIMIT_S = 150  # of a variant, or of a stage
+TIME_LIMIT_S = 900  # of a variant, or of a stage
 
 
 class FailedError(Exception):
@@ -70,24 +70,28 @@ def run(command):
     raise FailedError([f"status {status}", *errors][-1].replace("|", "/"))
 
 
+def model_of(n_layer):
+    params = 12 * n_layer * N_EMBD**2 + (2 * 256 + CONTEXT) * N_EMBD
+    return GPT(params, n_layer, N_EMBD, 256, CONTEXT)
+
+
 def batch_size_that_fits(n_layer, gpu_memory):
     """Returns the largest of BATCH_SIZES for which all parts fit, so that no variant changes it."""
-    params = 12 * n_layer * N_EMBD**2 + (2 * 256 + CONTEXT) * N_EMBD
-    model = GPT(params, n_layer, N_EMBD, 256, CONTEXT)
+    model = model_of(n_layer)
     for size in BATCH_SIZES:
         if memory(model, size, BFLOAT16)["peak"] <= USABLE_MEMORY * gpu_memory:
             return size
     sys.exit("a batch of one does not fit in memory: try --layers 12")
 
 
-def gpt_rows(variants, options, batch_size, folder):
-    """Yields the table of the variants. In `folder`, it writes a text of `STEPS` batches."""
+def gpt_rows(variants, options, batch_size, steps, folder):
+    """Yields the table of the variants. In `folder`, it writes a text of so many batches."""
     yield "| variant | batch size | tokens/s | MFU | peak memory |"
     yield "|---|---|---|---|---|"
     text = folder / "text"
-    write_text(text, 1 + STEPS * batch_size, CONTEXT)
+    write_text(text, 1 + steps * batch_size, CONTEXT)
     options += f" --text {text} --snapshot_path {folder}/none.pt --context {CONTEXT} --generate 0"
-    options += f" --log_every_steps {STEPS} --val_tokens {CONTEXT} --batch_size {batch_size}"
+    options += f" --log_every_steps {steps} --val_tokens {CONTEXT} --batch_size {batch_size}"
     for name, module in variants.items():
         print(f"{name} …", flush=True)
         try:
@@ -200,7 +204,9 @@ def main():
             batch_size = batch_size_that_fits(
                 args.layers, torch.cuda.get_device_properties(0).total_memory
             )
-            title, rows = device, gpt_rows(VARIANTS, options, batch_size, Path(folder))
+            flops_per_step = model_of(args.layers).flops_per_token * batch_size * CONTEXT
+            steps = math.ceil(EPOCH_S * 0.4 * args.peak_tflops * 1e12 / flops_per_step)
+            title, rows = device, gpt_rows(VARIANTS, options, batch_size, steps, Path(folder))
         heading = ["", f"## {args.what}: {title}", "", f"{date.today()}: {versions()}", ""]
         publish(itertools.chain(heading, rows), args.report)
 

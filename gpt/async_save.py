@@ -212,7 +212,7 @@ class Trainer:
         self.save_group = dist.new_group(backend="gloo")  # for the thread that saves
         self.pending_save = None
         pin = device.type == "cuda"
-        self.stager = DefaultStager(StagingOptions(pin, False, False, False))  # keeps its memory
+        self.stager = DefaultStager(StagingOptions(pin, False, False, pin))  # keeps its memory
 
     def _request_stop(self, signum, frame):
         self.stop_requested = True
@@ -588,9 +588,9 @@ def main(args):
     if args.compile:
         torch.set_float32_matmul_precision("high")  # TF32 for products of float32 matrices
         for block in model.blocks:  # equal blocks share one compilation
-            block.compile()
+            block.compile(dynamic=False)  # else, after a smaller batch, all run code for any size
     optimizer = configure_optimizer(model, args.learning_rate)
-    loss_fn = torch.compile(next_byte_loss) if args.compile else next_byte_loss
+    loss_fn = torch.compile(next_byte_loss, dynamic=False) if args.compile else next_byte_loss
     sampler = ResumableSampler(dataset, seed=args.seed)
     train_loader = DataLoader(
         dataset,

@@ -209,7 +209,7 @@ def chunked_loss(loss_fn, model, num_chunks, x, targets):
     """Returns the mean of `loss_fn` over chunks of the time axis; each makes its logits twice."""
 
     def chunk_loss(x, targets):
-        return loss_fn(F.linear(x, model.lm_head.weight)[..., : model.vocab_size], targets)
+        return loss_fn(F.linear(x, model.lm_head.weight), targets)
 
     chunks = zip(x.chunk(num_chunks, 1), targets.chunk(num_chunks, 1), strict=True)
     losses = [checkpoint(chunk_loss, *chunk, use_reentrant=False) for chunk in chunks]
@@ -289,7 +289,7 @@ class Trainer:
         self.save_group = dist.new_group(backend="gloo")  # for the thread that saves
         self.pending_save = None
         pin = device.type == "cuda"
-        self.stager = DefaultStager(StagingOptions(pin, False, False, False))  # keeps its memory
+        self.stager = DefaultStager(StagingOptions(pin, False, False, pin))  # keeps its memory
 
     def _request_stop(self, signum, frame):
         self.stop_requested = True
@@ -687,9 +687,13 @@ def main(args):
     if args.compile:
         torch.set_float32_matmul_precision("high")  # TF32 for products of float32 matrices
         for block in model.model["layers"]:  # equal blocks share one compilation
-            block.compile()
+            block.compile(dynamic=False)  # else, after a smaller batch, all run code for any size
     optimizer = configure_optimizer(model, args.learning_rate)
-    loss_fn = torch.compile(next_token_loss) if args.compile else next_token_loss
+
+    def unpadded_loss(logits, targets):
+        return next_token_loss(logits[..., :vocab_size], targets)
+
+    loss_fn = torch.compile(unpadded_loss, dynamic=False) if args.compile else unpadded_loss
     loss_fn = functools.partial(chunked_loss, loss_fn, model, args.loss_chunks)
     sampler = ResumableSampler(dataset, seed=args.seed)
     train_loader = DataLoader(

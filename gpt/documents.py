@@ -123,7 +123,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Maps tokens (batch, time) to logits of each next token, (batch, time, vocab_size)."""
+    """Maps tokens (batch, time) to logits of each next token, (batch, time, padded vocab)."""
 
     def __init__(self, config, vocab_size, end_id):
         super().__init__()
@@ -176,8 +176,7 @@ class GPT(nn.Module):
                 x = checkpoint(block, x, mask, use_reentrant=False)
             else:
                 x = block(x, mask)
-        logits = self.lm_head(self.model["norm"](x))
-        return logits[..., : self.vocab_size].clone()  # FSDP warns of a view
+        return self.lm_head(self.model["norm"](x))
 
     @torch.no_grad()
     def generate(self, tokenizer, prompt, max_new_tokens):
@@ -187,7 +186,7 @@ class GPT(nn.Module):
             visible = tokens[:, -self.context :]
             length = visible.shape[1]
             padded = F.pad(visible, (0, self.context - length))  # always of the same shape
-            logits = self(padded)[0, length - 1]
+            logits = self(padded)[0, length - 1, : self.vocab_size]
             next_token = logits.softmax(0).multinomial(1)
             tokens = torch.cat([tokens, next_token[None]], 1)
         return tokenizer.decode(tokens[0].tolist())
@@ -295,7 +294,7 @@ class Trainer:
         self.save_group = dist.new_group(backend="gloo")  # for the thread that saves
         self.pending_save = None
         pin = device.type == "cuda"
-        self.stager = DefaultStager(StagingOptions(pin, False, False, False))  # keeps its memory
+        self.stager = DefaultStager(StagingOptions(pin, False, False, pin))  # keeps its memory
 
     def _request_stop(self, signum, frame):
         self.stop_requested = True
@@ -698,14 +697,19 @@ def main(args):
     model.to_empty(device=device)  # memory for this rank's shards
     model.init_weights(args.seed)
     if device.type == "cuda":
-        for block in model.model["layers"]:
-            block.self_attn.compile()  # else FlexAttention would keep the scores of all pairs
+        torch.set_float32_matmul_precision("high")  # the compiler warns without TF32
+        for block in model.model["layers"]:  # else FlexAttention would keep the scores of all pairs
+            block.self_attn.compile(dynamic=False)
     if args.compile:
         torch.set_float32_matmul_precision("high")  # TF32 for products of float32 matrices
         for block in model.model["layers"]:  # equal blocks share one compilation
-            block.compile()
+            block.compile(dynamic=False)  # else, after a smaller batch, all run code for any size
     optimizer = configure_optimizer(model, args.learning_rate)
-    loss_fn = torch.compile(next_token_loss) if args.compile else next_token_loss
+
+    def unpadded_loss(logits, targets):
+        return next_token_loss(logits[..., :vocab_size], targets)
+
+    loss_fn = torch.compile(unpadded_loss, dynamic=False) if args.compile else unpadded_loss
     sampler = ResumableSampler(dataset, seed=args.seed)
     train_loader = DataLoader(
         dataset,

@@ -60,12 +60,13 @@ class Experts(nn.Module):
         self.up = nn.Parameter(torch.empty(n_experts, n_embd, 4 * n_embd))
         self.down = nn.Parameter(torch.empty(n_experts, 4 * n_embd, n_embd))
 
+    @torch.compiler.disable  # else --compile would compile each number of rows of an expert
     def forward(self, inputs, expert_ids, counts):
         order = expert_ids.argsort(stable=True)
-        groups = inputs[order].split(counts)  # the rows of each expert
+        groups = inputs.index_select(0, order).split(counts)  # the rows of each expert
         experts = zip(groups, self.up.to_local(), self.down.to_local(), strict=True)
         outputs = [F.gelu(group @ up) @ down for group, up, down in experts]
-        return torch.cat(outputs)[order.argsort()]  # in the order of `inputs`
+        return torch.cat(outputs).index_select(0, order.argsort())  # in the order of `inputs`
 
 
 def shard_channels(weights):  # the first dimension, the experts, is sharded already
@@ -103,6 +104,7 @@ class MixtureOfExperts(nn.Module):
         weights = scores.gather(1, selected)
         return (outputs * weights[:, :, None]).sum(1).view_as(x).type_as(x)
 
+    @torch.compiler.disable  # as the experts themselves
     def _send_to_experts(self, inputs, expert_ids):
         """Runs each row of `inputs` on the rank that has its expert, and returns the outputs."""
         order = expert_ids.argsort(stable=True)  # by expert, and so by rank
@@ -114,10 +116,11 @@ class MixtureOfExperts(nn.Module):
         counts = torch.stack([sent, received]).cpu()  # waits for the GPU, only here
         sent, received = counts.sum(2).tolist()  # rows for each rank, and from each
         local_counts = counts[1].sum(0).tolist()
-        local_inputs = AllToAllRows.apply(inputs[order], sent, received, group)
+        local_inputs = AllToAllRows.apply(inputs.index_select(0, order), sent, received, group)
         local_ids = AllToAllRows.apply(expert_ids[order], sent, received, group)
         local_outputs = self.experts(local_inputs, local_ids, local_counts)
-        return AllToAllRows.apply(local_outputs, received, sent, group)[order.argsort()]
+        outputs = AllToAllRows.apply(local_outputs, received, sent, group)
+        return outputs.index_select(0, order.argsort())
 
 
 class Block(nn.Module):
@@ -681,9 +684,9 @@ def main(args):
     if args.compile:
         torch.set_float32_matmul_precision("high")  # TF32 for products of float32 matrices
         for block in model.blocks:  # equal blocks share one compilation
-            block.compile()
+            block.compile(dynamic=False)  # else, after a smaller batch, all run code for any size
     optimizer = configure_optimizer(model, args.learning_rate)
-    loss_fn = torch.compile(next_byte_loss) if args.compile else next_byte_loss
+    loss_fn = torch.compile(next_byte_loss, dynamic=False) if args.compile else next_byte_loss
     sampler = ResumableSampler(dataset, seed=args.seed)
     train_loader = DataLoader(
         dataset,

@@ -547,9 +547,9 @@ def main(args):
     if args.compile:
         torch.set_float32_matmul_precision("high")  # TF32 for products of float32 matrices
         for block in model.model.layers:  # equal blocks share one compilation
-            block.compile()
+            block.compile(dynamic=False)  # else, after a smaller batch, all run code for any size
     optimizer = configure_optimizer(model, args.learning_rate)
-    loss_fn = torch.compile(next_token_loss) if args.compile else next_token_loss
+    loss_fn = torch.compile(next_token_loss, dynamic=False) if args.compile else next_token_loss
     sampler = ResumableSampler(dataset, seed=args.seed)
     train_loader = DataLoader(
         dataset,

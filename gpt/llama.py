@@ -105,7 +105,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Maps tokens (batch, time) to logits of each next token, (batch, time, vocab_size)."""
+    """Maps tokens (batch, time) to logits of each next token, (batch, time, padded vocab)."""
 
     def __init__(self, config, vocab_size):
         super().__init__()
@@ -153,8 +153,7 @@ class GPT(nn.Module):
         x = self.model["embed_tokens"](tokens)
         for block in self.model["layers"]:
             x = checkpoint(block, x, use_reentrant=False) if self.recompute else block(x)
-        logits = self.lm_head(self.model["norm"](x))
-        return logits[..., : self.vocab_size].clone()  # FSDP warns of a view
+        return self.lm_head(self.model["norm"](x))
 
     @torch.no_grad()
     def generate(self, tokenizer, prompt, max_new_tokens):
@@ -164,7 +163,7 @@ class GPT(nn.Module):
             visible = tokens[:, -self.context :]
             length = visible.shape[1]
             padded = F.pad(visible, (0, self.context - length))  # always of the same shape
-            logits = self(padded)[0, length - 1]
+            logits = self(padded)[0, length - 1, : self.vocab_size]
             next_token = logits.softmax(0).multinomial(1)
             tokens = torch.cat([tokens, next_token[None]], 1)
         return tokenizer.decode(tokens[0].tolist())
@@ -270,7 +269,7 @@ class Trainer:
         self.save_group = dist.new_group(backend="gloo")  # for the thread that saves
         self.pending_save = None
         pin = device.type == "cuda"
-        self.stager = DefaultStager(StagingOptions(pin, False, False, False))  # keeps its memory
+        self.stager = DefaultStager(StagingOptions(pin, False, False, pin))  # keeps its memory
 
     def _request_stop(self, signum, frame):
         self.stop_requested = True
@@ -665,9 +664,13 @@ def main(args):
     if args.compile:
         torch.set_float32_matmul_precision("high")  # TF32 for products of float32 matrices
         for block in model.model["layers"]:  # equal blocks share one compilation
-            block.compile()
+            block.compile(dynamic=False)  # else, after a smaller batch, all run code for any size
     optimizer = configure_optimizer(model, args.learning_rate)
-    loss_fn = torch.compile(next_token_loss) if args.compile else next_token_loss
+
+    def unpadded_loss(logits, targets):
+        return next_token_loss(logits[..., :vocab_size], targets)
+
+    loss_fn = torch.compile(unpadded_loss, dynamic=False) if args.compile else unpadded_loss
     sampler = ResumableSampler(dataset, seed=args.seed)
     train_loader = DataLoader(
         dataset,

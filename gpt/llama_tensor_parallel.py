@@ -172,11 +172,7 @@ class GPT(nn.Module):
         x = self.model["embed_tokens"](tokens).clone()  # waits: --compile needs a plain tensor
         for block in self.model["layers"]:
             x = checkpoint(block, x, use_reentrant=False) if self.recompute else block(x)
-        logits = self.lm_head(self.model["norm"](x))
-        # Each rank has a part of the vocabulary, so the padding of the last one stays, as -inf.
-        padding = torch.arange(logits.shape[2], device=x.device) >= self.vocab_size
-        padding = distribute_tensor(padding, logits.device_mesh, [Shard(0)], src_data_rank=None)
-        return logits.masked_fill(padding, -math.inf)
+        return self.lm_head(self.model["norm"](x))
 
     @torch.no_grad()
     def generate(self, tokenizer, prompt, max_new_tokens):
@@ -186,7 +182,7 @@ class GPT(nn.Module):
             visible = tokens[:, -self.context :]
             length = visible.shape[1]
             padded = F.pad(visible, (0, self.context - length))  # always of the same shape
-            logits = self(padded).full_tensor()[0, length - 1]
+            logits = self(padded).full_tensor()[0, length - 1, : self.vocab_size]
             next_token = logits.softmax(0).multinomial(1)
             tokens = torch.cat([tokens, next_token[None]], 1)
         return tokenizer.decode(tokens[0].tolist())
@@ -292,7 +288,7 @@ class Trainer:
         self.save_group = dist.new_group(backend="gloo")  # for the thread that saves
         self.pending_save = None
         pin = device.type == "cuda"
-        self.stager = DefaultStager(StagingOptions(pin, False, False, False))  # keeps its memory
+        self.stager = DefaultStager(StagingOptions(pin, False, False, pin))  # keeps its memory
 
     def _request_stop(self, signum, frame):
         self.stop_requested = True
@@ -699,9 +695,17 @@ def main(args):
     if args.compile:
         torch.set_float32_matmul_precision("high")  # TF32 for products of float32 matrices
         for block in model.model["layers"]:  # equal blocks share one compilation
-            block.compile()
+            block.compile(dynamic=False)  # else, after a smaller batch, all run code for any size
     optimizer = configure_optimizer(model, args.learning_rate)
-    loss_fn = torch.compile(next_token_loss) if args.compile else next_token_loss
+
+    # Each rank has a part of the vocabulary, so the padding of the last one stays, as -inf.
+    padding = torch.arange(len(model.lm_head.weight), device=device) >= vocab_size
+    padding = distribute_tensor(padding, mesh["tp"], [Shard(0)], src_data_rank=None)
+
+    def unpadded_loss(logits, targets):
+        return next_token_loss(logits.masked_fill(padding, -math.inf), targets)
+
+    loss_fn = torch.compile(unpadded_loss, dynamic=False) if args.compile else unpadded_loss
     dp_rank = mesh.get_local_rank("dp")
     sampler = ResumableSampler(dataset, dp_size, dp_rank, seed=args.seed)
     train_loader = DataLoader(

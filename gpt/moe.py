@@ -45,13 +45,14 @@ class Experts(nn.Module):
         self.up = nn.Parameter(torch.empty(n_experts, n_embd, 4 * n_embd))
         self.down = nn.Parameter(torch.empty(n_experts, 4 * n_embd, n_embd))
 
+    @torch.compiler.disable  # else --compile would compile each number of rows of an expert
     def forward(self, inputs, expert_ids):
         order = expert_ids.argsort(stable=True)
         counts = F.one_hot(expert_ids, len(self.up)).sum(0)
-        groups = inputs[order].split(counts.tolist())  # the rows of each expert
+        groups = inputs.index_select(0, order).split(counts.tolist())  # the rows of each expert
         experts = zip(groups, self.up, self.down, strict=True)
         outputs = [F.gelu(group @ up) @ down for group, up, down in experts]
-        return torch.cat(outputs)[order.argsort()]  # in the order of `inputs`
+        return torch.cat(outputs).index_select(0, order.argsort())  # in the order of `inputs`
 
 
 class MixtureOfExperts(nn.Module):
@@ -613,9 +614,9 @@ def main(args):
     if args.compile:
         torch.set_float32_matmul_precision("high")  # TF32 for products of float32 matrices
         for block in model.blocks:  # equal blocks share one compilation
-            block.compile()
+            block.compile(dynamic=False)  # else, after a smaller batch, all run code for any size
     optimizer = configure_optimizer(model, args.learning_rate)
-    loss_fn = torch.compile(next_byte_loss) if args.compile else next_byte_loss
+    loss_fn = torch.compile(next_byte_loss, dynamic=False) if args.compile else next_byte_loss
     sampler = ResumableSampler(dataset, seed=args.seed)
     train_loader = DataLoader(
         dataset,

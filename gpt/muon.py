@@ -609,9 +609,9 @@ def main(args):
     if args.compile:
         torch.set_float32_matmul_precision("high")  # TF32 for products of float32 matrices
         for block in model.blocks:  # equal blocks share one compilation
-            block.compile()
+            block.compile(dynamic=False)  # else, after a smaller batch, all run code for any size
     optimizer = configure_optimizer(model, args.learning_rate)
-    loss_fn = torch.compile(next_byte_loss) if args.compile else next_byte_loss
+    loss_fn = torch.compile(next_byte_loss, dynamic=False) if args.compile else next_byte_loss
     sampler = ResumableSampler(dataset, seed=args.seed)
     train_loader = DataLoader(
         dataset,

@@ -572,6 +572,8 @@ def main(args):
             sys.exit(f"{socket.gethostname()} has too few GPUs: lower --nproc_per_node")
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
+        # Messages wait for each other, in the order of the schedule (NCCL warns: pytorch#156748).
+        os.environ["TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING"] = "false"
         dist.init_process_group("nccl", device_id=device)
     else:
         device = torch.device("cpu")
@@ -602,9 +604,9 @@ def main(args):
     if args.compile:
         torch.set_float32_matmul_precision("high")  # TF32 for products of float32 matrices
         for block in model.blocks:  # equal blocks share one compilation
-            block.compile()
+            block.compile(dynamic=False)  # else, after a smaller batch, all run code for any size
     optimizer = configure_optimizer(model, args.learning_rate)
-    loss_fn = torch.compile(next_byte_loss) if args.compile else next_byte_loss
+    loss_fn = torch.compile(next_byte_loss, dynamic=False) if args.compile else next_byte_loss
     dp_rank = mesh.get_local_rank("dp")
     sampler = ResumableSampler(dataset, dp_size, dp_rank, seed=args.seed)
     train_loader = DataLoader(

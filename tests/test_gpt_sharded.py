@@ -78,12 +78,13 @@ def start(shell, name, snapshot, ranks=1, setup="", options="", steps=STEPS, epo
     """
     nodes = [""] * ranks if isinstance(ranks, int) else ranks
     folders = [shell.folder / node for node in nodes]
+    chunks = int(steps * BATCH_SIZE) + VAL_CHUNKS
     if name in LLAMA:
         data = f"--data {shell.folder}/tokens"
-        write_tokens(shell.folder / "tokens", steps * BATCH_SIZE + VAL_CHUNKS, 8)
+        write_tokens(shell.folder / "tokens", chunks, 8)
     else:
         data = f"--text {shell.folder}/text"
-        write_text(shell.folder / "text", steps * BATCH_SIZE + VAL_CHUNKS, 8)
+        write_text(shell.folder / "text", chunks, 8)
     sizes = map(int, re.findall(r"--[tpc]p_size (\d+)", options))  # of ranks that share samples
     options = f"{SHORT_VAL} {data} --snapshot_path {snapshot} {options}"
     options += f" --batch_size {BATCH_SIZE * math.prod(sizes) // len(folders)}"
@@ -197,28 +198,32 @@ COUNT_GRAPHS = """
 from torch._dynamo.utils import counters
 graphs = []
 def count(graph, inputs):
-    graphs.append(graph)
+    graphs.append(any(isinstance(size, torch.SymInt) for size in inputs))
     return graph
 torch.compile = functools.partial(torch.compile, backend=count)
 @after(script.Trainer, "_run_batch")
 def print_count(self, inputs, targets):
     breaks = dict(counters["graph_break"])
-    print(len(graphs), "graphs, breaks:", breaks, torch.get_float32_matmul_precision())
+    print(f"{len(graphs)} graphs, {sum(graphs)} of any size, breaks: {breaks}", end=" ")
+    print(torch.get_float32_matmul_precision())
 """
 
 
 COMPILED = ["pretrain.py", "tensor_parallel.py", "context_parallel.py", "llama_tensor_parallel.py"]
+COMPILED += ["moe.py", "expert_parallel.py"]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", first(1, ["fsdp.py", *COMPILED]))
 def test_compiled(shell, name):
-    """Two graphs in all: of the blocks, which exceed DDP's buckets, and the loss; and with TF32."""
+    """Two graphs for each size: of the blocks, which exceed DDP's buckets, and the loss."""
     options = f"{SHAPES.get(name, '')} --compile --n_layer 4 --n_embd 256 --eval_every_steps 1000"
     ranks, option = LAYOUTS.get(name, [(2, "")])[-1]
-    job = start(shell, name, "compiled", ranks, COUNT_GRAPHS, f"{options} {option}", steps=3)
-    found = re.findall(r"\d+ graphs, breaks: .*", job.succeeds())
-    assert found == ["2 graphs, breaks: {} high"] * (3 * ranks)
+    job = start(shell, name, "compiled", ranks, COUNT_GRAPHS, f"{options} {option}", steps=1.5)
+    with_experts = name in ("moe.py", "expert_parallel.py")  # which, and the router, cut a block
+    breaks, graphs = (".*", 6) if with_experts else ("{}", 2)
+    found = re.findall(rf"(\d+) graphs, 0 of any size, breaks: {breaks} high", job.succeeds())
+    assert sorted(map(int, found)) == [graphs] * ranks + [2 * graphs] * ranks
 
 
 # Ranks, file and options; each resumes what the one before has saved.

@@ -48,7 +48,7 @@ def test_gpt(tmp_path, monkeypatch):
         (tmp_path / f"{name}.py").write_text(source)
     names = [*FAILURES, "bench.gpu", "bench.nanogpt_loop"]
     settings = {"N_HEAD": N_HEAD, "N_EMBD": N_EMBD, "CONTEXT": CONTEXT, "BATCH_SIZES": [2]}
-    settings |= {"STEPS": 2, "TIME_LIMIT_S": 30, "versions": lambda: "driver 1"}
+    settings |= {"EPOCH_S": 0.02, "TIME_LIMIT_S": 30, "versions": lambda: "driver 1"}
     settings["VARIANTS"] = {name: name for name in names}
     for name, value in settings.items():
         monkeypatch.setattr(gpu, name, value)

@@ -136,7 +136,7 @@ def check(shell, name, ranks, options, start_on_gpus, max_diff, setup=""):
 # model to export it, and have another name where tensors are recomputed.
 NOT_PRETENDED = """
 script.create_block_mask = getattr(script, "create_mask", None)
-torch.compile = lambda function: function
+torch.compile = lambda function, **options: function
 script.nn.SyncBatchNorm.convert_sync_batchnorm = lambda model: model
 script.export = lambda *arguments: None
 if hasattr(script, "MixedPrecisionPolicy"):
@@ -164,13 +164,14 @@ def test_pretended_gpus(shell, name, ranks, options):
 
 
 def test_attention_of_documents_is_compiled(shell):
-    """Else FlexAttention would keep the scores of all pairs of tokens."""
-    setup = 'script.Attention.compile = lambda self: print("compiled")'
+    """Else FlexAttention would keep the scores of all pairs of tokens; with TF32, else it warns."""
+    precision = "torch.get_float32_matmul_precision()"
+    setup = f'script.Attention.compile = lambda self, dynamic: print("compiled", {precision})'
     setup += "\nscript.Trainer.train = lambda self: None"
     script = patch(shell.folder, "gpt/documents.py", setup)
     options = options_of(shell, "gpt/documents.py")
     job = shell.ranks(f"{script} 1 {options} --n_layer 3", **pretend_gpus(1))
-    assert job.succeeds().count("compiled") == 3
+    assert job.succeeds().count("compiled high\n") == 3
 
 
 def test_muon_in_bfloat16(monkeypatch):
@@ -311,3 +312,11 @@ def test_real_gpus(shell, name, ranks, options):
         return shell.start(f"{launcher} {command} {compiled}", **variables)
 
     check(shell, name, ranks, options, start, max_diff)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("context", [200, 256])
+def test_attention_of_documents_on_real_gpus(shell, monkeypatch, context):
+    """Below 128 tokens, FlexAttention has another kernel; it pads what 128 does not divide."""
+    monkeypatch.setitem(globals(), "CONTEXT", context)
+    test_real_gpus(shell, "gpt/documents.py", 2, None)

@@ -86,4 +86,5 @@ def install():
         setattr(torch.cuda, name, value)
     torch.accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")
     torch.accelerator.device_count = visible
+    torch.accelerator.synchronize = ANSWERS["synchronize"]
     torch.accelerator.set_device_index = lambda device: torch.cuda.set_device(device)

@@ -45,6 +45,12 @@ def barrier(group=None):
     (group or dist.group.WORLD).barrier(options).wait()
 
 
+def send(*args, **options):
+    if os.environ.get("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING") != "false":
+        print("Warning: An unbatched P2P op (send/recv) was called")
+    return real_send(*args, **options)
+
+
 def object_device(group=None):
     return "cuda" if (group or dist.group.WORLD) == group_of_nccl else real_object_device(group)
 
@@ -52,6 +58,8 @@ def object_device(group=None):
 real_init_process_group = dist.init_process_group
 dist.init_process_group = init_process_group
 dist.barrier = barrier
+real_send = dist.send
+dist.send = send
 real_object_device = c10d._get_object_coll_device
 c10d._get_object_coll_device = object_device
 for name in ("allreduce", "broadcast", "allgather", "_allgather_base", "_reduce_scatter_base"):
