@@ -52,7 +52,7 @@ LATER_RECIPES = [  # of stages that save within an epoch
 ]
 BY_HAND = [
     Step("multigpu_torchrun.py", "by_hand/ddp.py", 45),
-    Step("by_hand/ddp.py", "by_hand/zero.py", 77),
+    Step("by_hand/ddp.py", "by_hand/zero.py", 76),
     Step("by_hand/zero.py", "by_hand/fsdp.py", 80),
 ]
 GPT = [
