@@ -85,6 +85,9 @@ class Trainer:
             os.lstat(args.snapshot_path)  # any other error is no sign that there is none
             self._load_snapshot(args.snapshot_path)
         self._agree_on_start()
+        dataset = train_loader.dataset
+        some = range(0, len(dataset), len(dataset) // 8 + 1)  # up to eight samples, with targets
+        self.data_digest = tuple(digest(torch.as_tensor(part)) for i in some for part in dataset[i])
         self.model = nn.parallel.DistributedDataParallel(model)
 
     def _agree_on_start(self):
@@ -129,6 +132,7 @@ class Trainer:
         unique["random state"] = digest(torch.get_rng_state())
         if self.device.type == "cuda":
             unique["random state of the GPU"] = digest(torch.cuda.get_rng_state())
+        weights["what the data set returns"] = self.data_digest
         gathered = [None] * dist.get_world_size()
         dist.all_gather_object(gathered, (weights, unique))
         for name in weights:
