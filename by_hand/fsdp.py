@@ -192,12 +192,10 @@ class Trainer:
         return self.total_loss.item() / self.train_loader.sampler.total_size
 
     def _save_snapshot(self):
-        shards = [shard.detach() for shard in self.model.shards]
-        states = [dict(enumerate(shards)), *self.optimizer.state.values()]
-        tensors = [value for state in states for value in state.values() if torch.is_tensor(value)]
-        total = self.loss + sum(tensor.real.sum(dtype=torch.float32) for tensor in tensors)
-        dist.all_reduce(total)  # each rank has other shards
-        if not math.isfinite(total):  # a sum with nan or inf is nan or inf
+        weights = self.model.shards
+        finite = torch.stack([weight.isfinite().all() for weight in weights]).all()
+        dist.all_reduce(finite, dist.ReduceOp.MIN)  # each rank has other shards
+        if not (finite and math.isfinite(self.loss)):
             sys.exit("cannot save: the loss or a weight is nan or inf; lower the learning rate?")
         model_state = self._whole_model_state()  # on rank 0, with the help of all
         optimizer_state = self._whole_optimizer_state()

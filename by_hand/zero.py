@@ -188,11 +188,9 @@ class Trainer:
         return self.total_loss.item() / self.train_loader.sampler.total_size
 
     def _save_snapshot(self):
-        states = [self.model.state_dict(), *self.optimizer.state.values()]
-        tensors = [value for state in states for value in state.values() if torch.is_tensor(value)]
-        total = self.loss + sum(tensor.real.sum(dtype=torch.float32) for tensor in tensors)
-        dist.all_reduce(total)  # each rank has other shards
-        if not math.isfinite(total):  # a sum with nan or inf is nan or inf
+        weights = self.model.parameters()
+        finite = torch.stack([weight.isfinite().all() for weight in weights]).all()
+        if not (finite and math.isfinite(self.loss)):
             sys.exit("cannot save: the loss or a weight is nan or inf; lower the learning rate?")
         optimizer_state = self._whole_optimizer_state()  # on rank 0, with the help of all
         if not self.is_main:

@@ -435,12 +435,11 @@ class Trainer:
     def _save_snapshot(self):
         self._exit_if_gradient_was_bad()
         self._wait_for_save()
-        states = [self.model.state_dict(), *self.optimizer.state.values()]
-        tensors = [value for state in states for value in state.values() if torch.is_tensor(value)]
-        tensors = [t.to_local() if isinstance(t, DTensor) else t for t in tensors]
-        total = self.loss + sum(tensor.real.sum(dtype=torch.float32) for tensor in tensors)
-        dist.all_reduce(total)  # each rank has other shards
-        if not math.isfinite(total):  # a sum with nan or inf is nan or inf
+        weights = self.model.parameters()
+        weights = [w.to_local() if isinstance(w, DTensor) else w for w in weights]
+        finite = torch.stack([weight.isfinite().all() for weight in weights]).all()
+        dist.all_reduce(finite, dist.ReduceOp.MIN)  # each rank has other shards
+        if not (finite and math.isfinite(self.loss)):
             sys.exit("cannot save: the loss or a weight is nan or inf; lower the learning rate?")
         if self.is_main:
             for folder in set(Path(self.args.snapshot_path).glob(SNAPSHOT_NAMES)) - {self.snapshot}:

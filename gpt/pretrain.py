@@ -346,10 +346,9 @@ class Trainer:
 
     def _save_snapshot(self):
         self._exit_if_gradient_was_bad()
-        states = [self.model.state_dict(), *self.optimizer.state.values()]
-        tensors = [value for state in states for value in state.values() if torch.is_tensor(value)]
-        total = self.loss + sum(tensor.real.sum(dtype=torch.float32) for tensor in tensors)
-        if not math.isfinite(total):  # a sum with nan or inf is nan or inf
+        weights = self.model.parameters()
+        finite = torch.stack([weight.isfinite().all() for weight in weights]).all()
+        if not (finite and math.isfinite(self.loss)):
             sys.exit("cannot save: the loss or a weight is nan or inf; lower the learning rate?")
         if not self.is_main:
             return

@@ -20,6 +20,7 @@ import signal
 import socket
 import sys
 import time
+import zlib
 from datetime import timedelta
 from pathlib import Path
 
@@ -56,7 +57,8 @@ class ToyDataset(Dataset):
     def __init__(self, folder):
         self.folder = folder
         self.shards = sorted(Path(folder).glob("*.jsonl")) if folder else []
-        self.num_bytes = sum(path.stat().st_size for path in self.shards)
+        sizes = [(path.name, path.stat().st_size) for path in self.shards]
+        self.key = f"{len(sizes)} shards {zlib.crc32(str(sizes).encode()):08x}"
 
     def read_lines(self, generator):
         """Yields the lines of an epoch, in an order that `generator` alone decides."""
@@ -124,7 +126,7 @@ class Trainer:
         self.device = device
         self.args = args
         self.is_main = dist.get_rank() == 0  # logs for all ranks
-        data = f"{train_loader.dataset.num_bytes} bytes, shuffled by {SHUFFLE_SIZE}"
+        data = f"{train_loader.dataset.key}, shuffled by {SHUFFLE_SIZE}"
         self.data_key = f"seed {args.seed}, {data}"  # fix the order
         self.epochs_run = 0
         self.samples_run = 0
@@ -212,10 +214,9 @@ class Trainer:
         return total_loss.item() / self.samples_run
 
     def _save_snapshot(self):
-        states = [self.model.state_dict(), *self.optimizer.state.values()]
-        tensors = [value for state in states for value in state.values() if torch.is_tensor(value)]
-        total = self.loss + sum(tensor.real.sum(dtype=torch.float32) for tensor in tensors)
-        if not math.isfinite(total):  # a sum with nan or inf is nan or inf
+        weights = self.model.parameters()
+        finite = torch.stack([weight.isfinite().all() for weight in weights]).all()
+        if not (finite and math.isfinite(self.loss)):
             sys.exit("cannot save: the loss or a weight is nan or inf; lower the learning rate?")
         if not self.is_main:
             return

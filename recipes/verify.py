@@ -85,6 +85,9 @@ class Trainer:
             os.lstat(args.snapshot_path)  # any other error is no sign that there is none
             self._load_snapshot(args.snapshot_path)
         self._agree_on_start()
+        dataset = train_loader.dataset
+        some = range(0, len(dataset), len(dataset) // 8 + 1)  # up to eight samples, with targets
+        self.data_digest = tuple(digest(torch.as_tensor(part)) for i in some for part in dataset[i])
         self.model = nn.parallel.DistributedDataParallel(model)
 
     def _agree_on_start(self):
@@ -129,6 +132,7 @@ class Trainer:
         unique["random state"] = digest(torch.get_rng_state())
         if self.device.type == "cuda":
             unique["random state of the GPU"] = digest(torch.cuda.get_rng_state())
+        weights["what the data set returns"] = self.data_digest
         gathered = [None] * dist.get_world_size()
         dist.all_gather_object(gathered, (weights, unique))
         for name in weights:
@@ -143,10 +147,9 @@ class Trainer:
                     sys.exit(f"step {step}: {name} of rank {rank} is also on rank {owners[value]}")
 
     def _save_snapshot(self):
-        states = [self.model.state_dict(), *self.optimizer.state.values()]
-        tensors = [value for state in states for value in state.values() if torch.is_tensor(value)]
-        total = self.loss + sum(tensor.real.sum(dtype=torch.float32) for tensor in tensors)
-        if not math.isfinite(total):  # a sum with nan or inf is nan or inf
+        weights = self.model.parameters()
+        finite = torch.stack([weight.isfinite().all() for weight in weights]).all()
+        if not (finite and math.isfinite(self.loss)):
             sys.exit("cannot save: the loss or a weight is nan or inf; lower the learning rate?")
         if not self.is_main:
             return

@@ -102,7 +102,7 @@ def test_ranks_with_other_data_of_equal_size(shell, script):
     job.fails("ranks start at [(", ": share or copy the snapshot and data, use one seed")
 
 
-# Breaks a value of rank 1 after a step that is counted over all epochs.
+# Breaks a value of some ranks after the last step of an epoch, so that no loss shows it.
 BREAK = """
 @after(script.Trainer, "_run_batch")
 def break_value(self, inputs, targets):
@@ -114,53 +114,78 @@ def break_value(self, inputs, targets):
         tensor = getattr(tensors[0], "_local_tensor", tensors[0])
         tensor.data.view(-1)[0] = float(value)
 """
-
-
 NOT_FINITE = [
     ("multinode.py", "01", "weight nan"),
-    ("elastic_ddp.py", "01", "momentum_buffer inf"),
+    ("recipes/stream.py", "01", "weight inf"),
     ("by_hand/fsdp.py", "1", "weight inf"),
-    ("gpt/fsdp.py", "1", "exp_avg_sq inf"),
-    ("multinode.py", "01", "momentum_buffer inf"),
-    ("recipes/fsdp.py", "1", "momentum_buffer inf"),
-    ("by_hand/zero.py", "1", "momentum_buffer inf"),
-    ("gpt/pretrain.py", "01", "exp_avg_sq inf"),
+    ("gpt/fsdp.py", "1", "weight nan"),
+    ("recipes/fsdp.py", "1", "weight -inf"),
+    ("by_hand/zero.py", "01", "weight nan"),
+    ("gpt/pretrain.py", "01", "weight nan"),
 ]
 
 
-@pytest.mark.parametrize("script, broken, value", first(4, NOT_FINITE, LONG))
-def test_nothing_that_is_not_finite_is_saved(shell, script, broken, value):
-    """Of the last step of an epoch, so that no loss shows it; or in one rank's shard."""
-    write_text(shell.folder / "text", 8 + 12, 8)
-    options = "2 1 --batch_size 1024"
+def options_with(script, epochs):
+    """Returns arguments with which each epoch is one step."""
     if script.startswith("gpt/"):
-        options = f"2 1 {GPT} {SHORT_VAL} --generate 0 --learning_rate 1e-9"
-    if script == "elastic_ddp.py":
-        options = "2 1 --global_batch_size 2048"
-    job = start(shell, script, options, BREAK, BROKEN=broken, VALUE=value)
+        return f"{epochs} 1 {GPT} {SHORT_VAL} --generate 0 --learning_rate 1e-9"
+    streamed = script in ("elastic_ddp.py", "recipes/stream.py")
+    return f"{epochs} 1 " + ("--global_batch_size 2048" if streamed else "--batch_size 1024")
+
+
+@pytest.mark.parametrize("script, broken, value", first(4, NOT_FINITE, LONG))
+def test_no_weight_that_is_not_finite_is_saved(shell, script, broken, value):
+    """Also if it is in one rank's shard."""
+    write_text(shell.folder / "text", 8 + 12, 8)
+    job = start(shell, script, options_with(script, 2), BREAK, BROKEN=broken, VALUE=value)
     job.fails("cannot save: the loss or a weight is nan or inf; lower the learning rate?")
     assert "Traceback" not in job.output
     assert load_state(shell.folder, "epochs_run") == 1
 
 
-OTHER_TYPES = """
-class Model(script.ToyModel):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("float16", torch.full((4,), 60000.0).half())  # whose own sum is inf
-        self.register_buffer("complex64", torch.full((2,), complex(VALUE)))
-        self.register_buffer("float8", torch.ones(2).to(torch.float8_e4m3fn))
-        self.register_buffer("sparse_eye", torch.eye(2).to_sparse())
-script.ToyModel = Model
+# Two of the first add to -inf.
+MASKS = """
+LOWEST = torch.finfo(torch.float32).min
+@before(script.Trainer, "__init__")
+def add_masks(self, model, *args):
+    for number, value in enumerate([LOWEST, LOWEST, -torch.inf]):
+        model.register_buffer(f"mask_{number}", torch.full((2,), value))
 """
+# The states of other ranks' shards are None after a resume.
+ZERO = """
+from torch.distributed.optim import ZeroRedundancyOptimizer
+torch.optim.SGD = functools.partial(ZeroRedundancyOptimizer, optimizer_class=torch.optim.SGD)
+@before(script.Trainer, "_save_snapshot")
+def consolidate(self):
+    self.optimizer.consolidate_state_dict()
+"""
+OTHER_TYPES = """
+@before(script.Trainer, "__init__")
+def add_buffers(self, model, *args):
+    model.register_buffer("complex64", torch.full((2,), complex("nan")))
+    model.register_buffer("float8", torch.ones(2).to(torch.float8_e4m3fn))
+    model.register_buffer("sparse_eye", torch.eye(2).to_sparse())
+"""
+INFINITE_SQUARE = f"os.environ.update(BROKEN='01', VALUE='exp_avg_sq inf')\n{BREAK}"
+SAVED = [
+    ("singlegpu.py", MASKS + OTHER_TYPES, 1),
+    ("multinode.py", ZERO, 2),
+    ("recipes/stream.py", MASKS, 2),
+    ("gpt/fsdp.py", MASKS, 2),
+    ("recipes/fsdp.py", MASKS, 2),
+    ("by_hand/zero.py", MASKS, 2),
+    ("gpt/pretrain.py", MASKS + INFINITE_SQUARE, 2),
+]
 
 
-def test_other_types_of_tensors_are_saved_if_finite(shell):
-    setup = OTHER_TYPES.replace("VALUE", "1")
-    assert "Warning" not in start(shell, "singlegpu.py", "1", setup, ranks=1).succeeds()
-    setup = OTHER_TYPES.replace("VALUE", "'nan'")
-    job = start(shell, "singlegpu.py", "1 --snapshot_path other.pt", setup, ranks=1)
-    job.fails("cannot save: the loss or a weight is nan or inf")
+@pytest.mark.parametrize("script, setup, ranks", first(4, SAVED, LONG))
+def test_what_is_no_weight_may_be_infinite(shell, script, setup, ranks):
+    """It is saved and resumed."""
+    write_text(shell.folder / "text", 8 + 12, 8)
+    for epochs in (1, 2, 3):
+        output = start(shell, script, options_with(script, epochs), setup, ranks).succeeds()
+        assert f"{epochs - 1} of {epochs} epochs done" in output
+        assert "Warning" not in output
 
 
 NUMPY_RATE = """

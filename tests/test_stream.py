@@ -71,8 +71,14 @@ def test_other_shards_within_an_epoch(shell):
     error = documented_error("there is no batch to train with: is the data set empty?")
     command = f"{patch(shell.folder, SCRIPT, SIGNAL)} 1 --shards . --save_every_steps 1"
     shell.ranks(command).fails(error)
-    for number in (0, 1):
-        (shell.folder / f"{number}.jsonl").write_text(f"{[0.5] * 10}\n" * 99)
-        job = shell.ranks(command, SIGNAL="9", SIGNAL_AT="0 64")
-        assert job.wait() != 0
-    job.fails("its epoch is one of seed 0, ", " bytes", " not seed 0, ")
+
+    def write_shards(*names):
+        for name, lines in zip(names, (99, 100), strict=True):
+            (shell.folder / f"{name}.jsonl").write_text(f"{[0.5] * 10}\n" * lines)
+
+    write_shards("a", "b")
+    assert shell.ranks(command, SIGNAL="9", SIGNAL_AT="0 64").wait() == -9
+    write_shards("b", "a")  # they exchange their names
+    shell.ranks(command).fails("its epoch is one of seed 0, 2 shards ", ", not seed 0, 2 shards ")
+    write_shards("a", "b")
+    assert "0 of 1 epochs done" in shell.ranks(command).succeeds()

@@ -38,12 +38,32 @@ def seed_without_rank(seed):
     manual_seed(0)
 torch.manual_seed = seed_without_rank
 """
+# What the data set returns on rank 1: in another order, with other labels, or its half.
+OWN_DATA = """
+@after(script.ToyDataset, "__init__")
+def change_data(self, size):
+    if os.environ["RANK"] == "1":
+        order = torch.arange(size)
+        self.inputs, self.targets = {data}
+"""
+OTHER_DATA = {
+    "order": "self.inputs.flip(0), self.targets.flip(0)",
+    "labels": "self.inputs, self.targets + (order % 3 == 1)[:, None]",  # of one class
+    "half": "self.inputs[order // 2 * 2], self.targets[order // 2 * 2]",
+}
 SAME_GPU_STATE = "torch.cuda.get_rng_state = lambda: torch.zeros(16, dtype=torch.uint8)"
 FAULTS = {
     "frozen": (FROZEN + at_step(25, CHANGE_FROZEN), r"step 30: scale differs on ranks \[2\]"),
     "late": (at_step(25, LATE), r"step 30: late differs on ranks \[0, 1, 2\]"),
     "same shard": (SAME_SHARD, r"step 1: sample 0 of rank 2 is also on rank 0"),
     "own order": (OWN_ORDER, r"step \d+: sample \d+ of rank [12] is also on rank [01]"),
+    **{
+        f"other {name}": (
+            OWN_DATA.format(data=data),
+            r"step 1: what the data set returns differs on ranks \[1\]",
+        )
+        for name, data in OTHER_DATA.items()
+    },
     "GPU": (SAME_GPU_STATE, "step 1: random state of the GPU of rank 1 is also on rank 0"),
     "same seed": (SAME_SEED, "step 1: random state of rank 1 is also on rank 0"),
 }
@@ -67,11 +87,22 @@ def test_fault_is_named(shell, fault):
     assert re.search(line, job.output), job.output
 
 
+# Random augmentation, and a label that is a number.
+NOISE = """
+class Dataset(script.ToyDataset):
+    def __getitem__(self, index):
+        inputs, targets = super().__getitem__(index)
+        return inputs + torch.rand(()), targets[0].item()
+script.ToyDataset = Dataset
+nn.MSELoss = lambda: lambda outputs, targets: (outputs - targets[:, None]).float().square().mean()
+"""
+
+
 def test_no_false_alarm(shell):
-    """With dropout and BatchNorm, whose statistics may differ; training is that of the stage."""
+    """With dropout, augmentation and BatchNorm, whose statistics differ; it trains as the stage."""
     weights = []
     for name, option in [("multinode.py", ""), ("recipes/verify.py", "--verify_every 1")]:
-        script = patch(shell.folder, name, BATCH_NORM_AND_DROPOUT)
+        script = patch(shell.folder, name, BATCH_NORM_AND_DROPOUT + NOISE)
         shell.ranks(f"{script} 4 {option} --snapshot_path {shell.folder}/a.pt", 3).succeeds()
         weights.append(load(shell.folder / "a.pt")["model"].values())
         (shell.folder / "a.pt").unlink()

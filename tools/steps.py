@@ -40,19 +40,19 @@ RECIPES = [
     Step("recipes/tensorboard_logging.py", "recipes/monitor.py", 47),
     Step("recipes/monitor.py", "recipes/stragglers.py", 39),
     Step("multinode.py", "recipes/profiler.py", 16),
-    Step("multinode.py", "recipes/verify.py", 37),
+    Step("multinode.py", "recipes/verify.py", 41),
     Step("multinode.py", "recipes/fsdp.py", 54),
 ]
 LATER_RECIPES = [  # of stages that save within an epoch
     Step("preemptible.py", "recipes/step_timeout.py", 30),
     Step("elastic_ddp.py", "recipes/own_disks.py", 9),
-    Step("elastic_ddp.py", "recipes/stream.py", 80),
+    Step("elastic_ddp.py", "recipes/stream.py", 82),
     Step("elastic_ddp.py", "recipes/save_after_failure.py", 25),
     Step("recipes/save_after_failure.py", "recipes/regroup.py", 117),
 ]
 BY_HAND = [
     Step("multigpu_torchrun.py", "by_hand/ddp.py", 45),
-    Step("by_hand/ddp.py", "by_hand/zero.py", 77),
+    Step("by_hand/ddp.py", "by_hand/zero.py", 76),
     Step("by_hand/zero.py", "by_hand/fsdp.py", 80),
 ]
 GPT = [
