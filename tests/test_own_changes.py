@@ -329,7 +329,7 @@ def edited(shell, script, *edits):
 
 def typed(page, start):
     """Returns the code in a page's prose that begins with `start`."""
-    (code,) = re.findall(rf"`({re.escape(start)}.*?)`", (ROOT / "docs" / page).read_text())
+    (code,) = re.findall(rf"`({re.escape(start)}[^`]*)`", (ROOT / "docs" / page).read_text())
     return code
 
 
