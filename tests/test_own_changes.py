@@ -3,6 +3,8 @@
 import re
 import signal
 import sys
+import textwrap
+from pathlib import Path
 
 import pytest
 import torch
@@ -28,8 +30,9 @@ from test_gpt import TINY
 from test_gpus import NAMES, options_of
 from test_tokens import write_tokens
 
-from tools.launch.jobs import pretend_gpus
-from tools.launch.snapshots import load, max_abs_diff, write_text
+from tools.launch.jobs import free_port, pretend_gpus
+from tools.launch.snapshots import load, logged_positions, max_abs_diff, write_text
+from tools.steps import ROOT
 
 GPT = f"{TINY} --text text --batch_size 4"
 TOKENS = f"{TINY} {SHORT_VAL} --data tokens --batch_size 4 --generate 0"
@@ -313,13 +316,12 @@ def test_a_signal_is_seen_within_a_second(shell, seconds, steps):
     assert 0 < (seen - 320) / 64 <= steps
 
 
-def test_fast_steps_are_not_slowed_down(shell):
-    """With steps of a millisecond, it asks in every hundredth whether to stop, however long."""
-    setup = """
+# A clock by which each step takes so many seconds, of rank 0 and of rank 1.
+STEP_CLOCK = """
 import types
 steps = 0
-clock = types.SimpleNamespace(monotonic=lambda: steps / 1000, sleep=time.sleep)
-script.time = clock
+seconds = float(os.environ["SECONDS"].split()[int(os.environ["RANK"])])
+script.time = types.SimpleNamespace(**vars(time) | {"monotonic": lambda: steps * seconds})
 
 @before(script.Trainer, "_run_batch")
 def count_step(self, inputs, targets):
@@ -330,8 +332,94 @@ def count_step(self, inputs, targets):
 def count(self):
     print("asked")
 """
-    output = start(shell, "preemptible.py", "40", setup, ranks=1).succeeds()
+
+
+def test_fast_steps_are_not_slowed_down(shell):
+    """With steps of a millisecond, it asks in every hundredth whether to stop, however long."""
+    output = start(shell, "preemptible.py", "40", STEP_CLOCK, ranks=1, SECONDS="0.001").succeeds()
     assert output.count("asked") == 26  # of 2560 steps, in the first and every hundredth after
+
+
+def edited(shell, script, *edits):
+    """Writes a copy of a script with edits, each of text that it has once; returns its path."""
+    text = (ROOT / script).read_text()
+    for old, new in edits:
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    (shell.folder / "edited").mkdir()
+    path = shell.folder / "edited" / Path(script).name
+    path.write_text(text)
+    return path
+
+
+def typed(page, start):
+    """Returns the code in a page's prose that begins with `start`."""
+    (code,) = re.findall(rf"`({re.escape(start)}[^`]*)`", (ROOT / "docs" / page).read_text())
+    return code
+
+
+SAVES = [
+    ("preemptible.py", "", 8, 256),
+    ("elastic_ddp.py", "", 8, 256),
+    ("gpt/pretrain.py", f"{GPT} {SHORT_VAL} --generate 0", 2, 32),
+]
+
+
+@pytest.mark.parametrize("script, options, saves, every", first(1, SAVES, LONG))
+def test_saving_by_time(shell, script, options, saves, every):
+    """With the page's lines, all ranks save once ten minutes are over by the clock of one."""
+    write_text(shell.folder / "text", 100, 8)
+    init = "        self.check_every = 1  # steps\n"
+    old = re.search(r" {8}values = .*?tolist\(\)", (ROOT / script).read_text(), re.DOTALL)[0]
+    path = edited(
+        shell,
+        script,
+        (init, f"{init}        {typed('preemptible.md', 'self.saved_at = ')}\n"),
+        (old, textwrap.indent(snippet("preemptible.md", "saved_at", "python"), " " * 8).rstrip()),
+    )
+    job = start(shell, path, f"1 {options}", STEP_CLOCK, SECONDS="0 200")
+    positions = [(0, every * (n + 1)) for n in range(saves)]
+    assert logged_positions(job.succeeds()) == [*positions, (1, 0)]
+
+
+@pytest.mark.parametrize("script", ["resumable.py", *long("elastic_ddp.py")])
+def test_weighted_sampler(shell, script, monkeypatch):
+    """With the page's line, killed within an epoch, it resumes there on another number of ranks."""
+    line = typed("your_project.md", "torch.multinomial(")
+    path = edited(shell, script, ("torch.randperm(len(self.dataset), generator=generator)", line))
+    setup = "script.ToyDataset.weights = torch.arange(2048.0)\n"
+    stop = {"SIGNAL": "9", "SIGNAL_AT": "0 320"}
+    start(shell, path, "2 --save_every_steps 4", setup + SIGNAL, **stop).wait()
+    options = "--batch_size 64" if script == "resumable.py" else ""
+    assert "0 of 2 epochs done" in start(shell, path, f"2 {options}", setup, ranks=1).succeeds()
+
+    def draw(size, generator):
+        return torch.multinomial(torch.arange(float(size)), size, True, generator=generator)
+
+    monkeypatch.setattr(torch, "randperm", draw)
+    assert_trained(shell.folder / "snapshot.pt", 2, 64)
+
+
+def test_lambda_for_data_workers(shell):
+    """Of a default start method such as Python 3.14's; from preemptible.py on, workers fork."""
+    old = "        num_workers=args.num_workers,\n"
+    new = f"{old}        collate_fn=lambda samples: torch.utils.data.default_collate(samples),\n"
+    setup = FORK.replace("fork", "forkserver")
+    path = edited(shell, "resumable.py", (old, new))
+    job = start(shell, path, "1 --num_workers 1", setup, ranks=1)
+    job.fails("local object", documented_error("main.<locals>.<lambda>"))
+
+
+@pytest.mark.long
+def test_older_form_of_torchrun(shell):
+    """The options that docs/multinode.md names, on two nodes."""
+    options = typed("multinode.md", "--master_addr=").replace("HOST", "localhost")
+    options = options.replace("29400", str(free_port()))
+    command = f"torchrun --nnodes=2 {options} --node_rank=%d {ROOT}/multinode.py 1"
+    jobs = [shell.start(command % node) for node in (0, 1)]
+    for job in jobs:
+        job.succeeds()
+    assert_trained(shell.folder / "snapshot.pt", 1, 64)
 
 
 @pytest.mark.parametrize("script", ["singlegpu.py", "multigpu.py"])

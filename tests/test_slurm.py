@@ -387,6 +387,45 @@ def test_what_a_job_inherits(ranks, shell):
     assert "torchrun_script.sh: use --ntasks-per-node=1" in job.output
 
 
+@pytest.mark.long
+def test_tasks_are_not_bound_to_one_cpu(cluster, shell):
+    """Where Slurm binds tasks by default, torchrun and its ranks still have all CPUs of the job.
+
+    In a job file of one's own, and in an interactive step, they have with what launchers.md adds.
+    """
+    cpus = os.cpu_count()
+    for path in shell.folder.glob("*.py"):
+        path.unlink()
+        path.write_text("import os; print('CPUs:', len(os.sched_getaffinity(0)))")
+    tool = shell.folder / "slurm" / "pocket-cluster"
+    text = tool.read_text().replace("task/none", "task/affinity\nTaskPluginParam=autobind=threads")
+    tool.rename(tool.with_name("original"))
+    tool.write_text(text.replace("CPUs={8 * self.gpus}", f"CPUs={cpus}"))
+    tool.chmod(0o755)
+    page = (ROOT / "docs" / "launchers.md").read_text()
+    (export,) = re.findall(r"`(export SRUN_CPUS_PER_TASK=.*?)`", page)
+    (option,) = re.findall(r"`(--cpu-bind=.*?)`", page)
+    job = cluster(
+        f"""
+        export SBATCH_GPUS_PER_NODE=1
+        for file in slurm/*.sbatch; do sbatch --nodes=1 --cpus-per-gpu={cpus} $file; done
+        own="sbatch --ntasks=1 --cpus-per-task={cpus} --output=%x.out --wrap"
+        $own 'srun python3 multinode.py' --job-name=bound
+        $own '{export}; srun python3 multinode.py' --job-name=own
+        . .venv/bin/activate
+        srun --gres=gpu:1 --cpus-per-gpu={cpus} {option} slurm/torchrun_script.sh multinode.py
+        """,
+        "-n 1",
+    )
+    assert job.wait() == 0, job.output
+    assert re.findall("CPUs: .*", job.output) == [f"CPUs: {cpus}"]
+    logs = {path.name: path.read_text() for path in shell.folder.glob("*.out")}
+    assert len(logs) == 9
+    for name, text in logs.items():
+        number = 1 if name == "bound.out" else cpus
+        assert re.findall("CPUs: .*", text) == [f"CPUs: {number}"], name
+
+
 def test_failure_fails_the_job(cluster, shell):
     """A rank that raises on one node ends the job on both; its traceback is in the log."""
     (shell.folder / "fails.py").write_text("""import os, sys, time
