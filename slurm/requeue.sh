@@ -27,7 +27,8 @@ else
   limit=10
   [[ -e ${snapshots[0]} || -e ${snapshots[-1]} ]] && limit=2
   if (($(sort -u "$lives" | wc -l) >= limit)); then
-    echo "not requeued: $limit lives in a row have saved nothing at ${snapshots[*]}" >&2
+    echo "not requeued: $limit lives in a row have saved nothing at ${snapshots[*]}:" \
+      "is --snapshot_path the same in each?" >&2
     exit 1
   fi
 fi

@@ -350,7 +350,10 @@ def test_requeued_while_it_makes_progress(tmp_path, save, lives):
         assert run("sh", "-c", save, folder=tmp_path, env={"DAY": f"{day:02}T12:00"}).stderr == ""
         results.append(requeue(tmp_path, "gpt/gpt.py", "--snapshot_path", "run.pt", day=day))
         if results[-1].returncode != 0:
-            assert "lives in a row have saved nothing at run.pt" in results[-1].stderr
+            words = (
+                "lives in a row have saved nothing at run.pt: is --snapshot_path the same in each?"
+            )
+            assert words in results[-1].stderr
             break
     assert len(results) == lives and (results[-1].returncode == 0) == (lives == 12)
 
