@@ -2,7 +2,6 @@
 
 import re
 import signal
-import sys
 import textwrap
 from pathlib import Path
 
@@ -25,7 +24,6 @@ from helpers import (
     resize,
     snippet,
 )
-from test_bad_input import module
 from test_gpt import TINY
 from test_gpus import NAMES, options_of
 from test_tokens import write_tokens
@@ -218,18 +216,6 @@ script.DataLoader = functools.partial(script.DataLoader, collate_fn=collate)
 """
 
 
-@pytest.mark.parametrize("script", ["resumable.py", "elastic_ddp.py"])
-def test_samples_along_another_dimension(shell, script):
-    """They are counted all the same: killed within an epoch, and resumed at the next sample."""
-    variables = {"SIGNAL": "9", "SIGNAL_AT": "0 320"}
-    options = "2 --save_every_steps 4"
-    start(shell, script, options, TIME_FIRST + SIGNAL, **variables).wait()
-    assert load(shell.folder / "snapshot.pt")["samples_run"] == 256
-    start(shell, script, options, TIME_FIRST).succeeds()
-    losses = assert_trained(shell.folder / "snapshot.pt", 2, 64)
-    assert load(shell.folder / "snapshot.pt")["loss"] == pytest.approx(losses[-1], rel=1e-6)
-
-
 @pytest.mark.parametrize("script, ranks", [("singlegpu.py", 1), ("multinode.py", 2)])
 def test_resumed_with_data_workers_and_dropout(shell, script, ranks):
     options = "--num_workers 1 --snapshot_path"
@@ -382,22 +368,32 @@ def test_saving_by_time(shell, script, options, saves, every):
     assert logged_positions(job.succeeds()) == [*positions, (1, 0)]
 
 
-@pytest.mark.parametrize("script", ["resumable.py", *long("elastic_ddp.py")])
-def test_weighted_sampler(shell, script, monkeypatch):
-    """With the page's line, killed within an epoch, it resumes there on another number of ranks."""
-    line = typed("your_project.md", "torch.multinomial(")
-    path = edited(shell, script, ("torch.randperm(len(self.dataset), generator=generator)", line))
-    setup = "script.ToyDataset.weights = torch.arange(2048.0)\n"
-    stop = {"SIGNAL": "9", "SIGNAL_AT": "0 320"}
-    start(shell, path, "2 --save_every_steps 4", setup + SIGNAL, **stop).wait()
-    options = "--batch_size 64" if script == "resumable.py" else ""
-    assert "0 of 2 epochs done" in start(shell, path, f"2 {options}", setup, ranks=1).succeeds()
+WEIGHTS = "script.ToyDataset.weights = torch.arange(2048.0)\n"
+RANDPERM = "torch.randperm(len(self.dataset), generator=generator)"
 
-    def draw(size, generator):
-        return torch.multinomial(torch.arange(float(size)), size, True, generator=generator)
 
-    monkeypatch.setattr(torch, "randperm", draw)
-    assert_trained(shell.folder / "snapshot.pt", 2, 64)
+def draw_by_weight(size, generator):
+    return torch.multinomial(torch.arange(float(size)), size, True, generator=generator)
+
+
+@pytest.mark.parametrize("setup", [TIME_FIRST, WEIGHTS], ids=["time_first", "weights"])
+@pytest.mark.parametrize("script", ["resumable.py", "elastic_ddp.py"])
+def test_samples_are_counted(shell, script, setup, monkeypatch):
+    """Killed within an epoch, resumed at the next sample: along another dimension, or by weight.
+
+    A weighted sampler has the page's line.
+    """
+    if setup == WEIGHTS:
+        line = typed("your_project.md", "torch.multinomial(")
+        monkeypatch.setattr(torch, "randperm", draw_by_weight)
+        script = edited(shell, script, (RANDPERM, line))
+    variables = {"SIGNAL": "9", "SIGNAL_AT": "0 320"}
+    options = "2 --save_every_steps 4"
+    start(shell, script, options, setup + SIGNAL, **variables).wait()
+    assert load(shell.folder / "snapshot.pt")["samples_run"] == 256
+    start(shell, script, options, setup).succeeds()
+    losses = assert_trained(shell.folder / "snapshot.pt", 2, 64)
+    assert load(shell.folder / "snapshot.pt")["loss"] == pytest.approx(losses[-1], rel=1e-6)
 
 
 def test_lambda_for_data_workers(shell):
@@ -420,16 +416,6 @@ def test_older_form_of_torchrun(shell):
     for job in jobs:
         job.succeeds()
     assert_trained(shell.folder / "snapshot.pt", 1, 64)
-
-
-@pytest.mark.parametrize("script", ["singlegpu.py", "multigpu.py"])
-def test_started_with_torchrun(script, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", [script, "1"])
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    with pytest.raises(SystemExit):
-        module(script).parse_args()
-    error = documented_error("start this script with python, not with torchrun")
-    assert capsys.readouterr().err.endswith(f"error: {error}\n")
 
 
 @pytest.mark.parametrize("script", ["multigpu_torchrun.py", "preemptible.py", "elastic_ddp.py"])
