@@ -639,6 +639,7 @@ GREEDY = "torch.Tensor.multinomial = lambda self, count: self.argmax()[None]\n"
 SHARED = [
     ("tensor_parallel.py", 4, "--tp_size 2 --generate 12"),
     ("context_parallel.py", 2, "--cp_size 2 --generate 12"),
+    ("chunked_loss.py", 2, "--generate 12"),
     # With a chunk more to train on than a batch.
     ("pipeline_parallel.py", 2, "--pp_size 2 --n_layer 2 --micro_batches 3 --val_tokens 88"),
     ("three_d.py", 4, "--tp_size 2 --micro_batches 3"),
@@ -649,13 +650,14 @@ SHARED = [
 @pytest.mark.parametrize(("name", "ranks", "options"), SHARED)
 def test_shared_samples(shell, name, ranks, options):
     """Their ranks count each token once, and generate one text; torch advises nothing else."""
-    setup = PRINT_TOKENS_AND_TEXT + GREEDY * (name == "context_parallel.py")
+    twin = {"context_parallel.py": "fsdp.py", "chunked_loss.py": "llama.py"}.get(name)
+    setup = PRINT_TOKENS_AND_TEXT + GREEDY * bool(twin)
     output = start(shell, name, "s", ranks, setup, options, steps=1).succeeds()
     assert "all_reduce" not in output
     tokens = re.findall(r"tokens: (\S+)", output)
     assert sum(map(float, tokens)) == BATCH_SIZE * 8
-    if name == "context_parallel.py":
-        output += start(shell, "fsdp.py", "one", 1, setup, "--generate 12", steps=1).succeeds()
+    if twin:
+        output += start(shell, twin, "one", 1, setup, "--generate 12", steps=1).succeeds()
     texts = re.findall("text: (.+)", output)
     assert len({*texts}) == ("--generate" in options)
 
