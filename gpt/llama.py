@@ -399,6 +399,8 @@ class Trainer:
         torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
         for inputs, targets in self.train_loader:
             samples_seen = epoch * len(self.train_loader.dataset) + self.samples_run
+            if samples_seen > 0 and self._steps_done() % self.args.eval_every_steps == 0:
+                self._evaluate()
             self.rng.manual_seed(self.args.seed + samples_seen + dist.get_rank())
             inputs = inputs.to(self.device, non_blocking=True)
             targets = targets.to(self.device, non_blocking=True)
@@ -407,8 +409,6 @@ class Trainer:
             if self._steps_done() % self.args.log_every_steps == 0 and self.recent_samples > 0:
                 self._log_steps()
             stop = self.steps == self.next_check and self._any_rank_stops()
-            if self.steps % self.args.eval_every_steps == 0 and not stop:
-                self._evaluate()
             if stop or self._steps_done() % self.args.save_every_steps == 0:
                 self.loss = self._mean_loss()
                 self._save_snapshot()
@@ -531,10 +531,9 @@ class Trainer:
             self.samples_run = 0
             self.total_loss.zero_()
             if self.epochs_run % self.args.save_every == 0 or self.epochs_run == total:
-                if self.epochs_run == total and self.steps % self.args.eval_every_steps != 0:
-                    self._evaluate()
                 self._save_snapshot()
         self._wait_for_save()
+        self._evaluate()
         throughput = self._throughput(self.tokens, self.start_time)
         self._log(f"{throughput} in all, with evaluations and snapshots")
 
