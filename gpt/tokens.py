@@ -318,6 +318,7 @@ class Trainer:
     @torch.no_grad()
     def _evaluate(self):
         """Logs the mean loss on the validation set, sharded over the ranks."""
+        self._wait_for_save()  # what has been trained so far is safe if an evaluation fails
         self.model.eval()
         total_loss = torch.zeros((), device=self.device)
         for inputs, targets in self.val_loader:
