@@ -573,6 +573,10 @@ def main(args):
     if len(dataset) == 0 or len(val_set) < dist.get_world_size():
         chunks = f"{len(dataset)} chunks, and {len(val_set)} for validation"
         sys.exit(f"--text has {chunks}: add text, or change --val_tokens")
+    train, val = (len(part) * args.context for part in (dataset, val_set))
+    rest = sum(file.path.stat().st_size for file in files) - train - val  # in no whole chunk
+    if dist.get_rank() == 0:
+        print(f"{train:,} tokens to train on, {val:,} to validate on, {rest:,} in neither")
     with torch.device("meta"):  # shapes, but no memory
         model = GPT(args)
     mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("dp",))

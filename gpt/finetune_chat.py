@@ -566,6 +566,10 @@ def main(args):
     if args.frozen_layers > 0:
         model.model.embed_tokens.requires_grad_(False)  # else backward() would run down to it
         model.model.layers[: args.frozen_layers].requires_grad_(False)
+    train, val = (len(part) * args.context for part in (dataset, val_set))
+    rest = sum(file.path.stat().st_size for file in files) - train - val  # in no whole chunk
+    if dist.get_rank() == 0:
+        print(f"{train:,} tokens to train on, {val:,} to validate on, {rest:,} in neither")
     if args.recompute:
         model.activation_checkpointing_enable()
     if args.recompute and args.frozen_layers > 0:
