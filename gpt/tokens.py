@@ -241,7 +241,10 @@ class Trainer:
     def _exit_if_gradient_was_bad(self):
         step = self.first_bad_step.item()
         if step < math.inf:
+            epoch, batch = divmod(int(step) - 1, len(self.train_loader))
+            global_size = self.train_loader.batch_size * self.train_loader.sampler.num_replicas
             skip = f"lower the learning rate, or skip the batch: --skip_steps {step:.0f}"
+            skip += f" (after epoch {epoch} + {batch * global_size} samples)"
             sys.exit(f"the gradient of step {step:.0f} is nan or inf: {skip}")
 
     def _agree_on_start(self):
@@ -471,6 +474,10 @@ class Trainer:
         steps = f"{len(self.train_loader)} steps per epoch"
         where = f"{self.device} of {socket.gethostname()}"
         self._log(f"{self.epochs_run} of {total} epochs done, {steps}, on {where}")
+        past = [step for step in self.args.skip_steps if step <= self._steps_done()]
+        restarts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+        if past and not any(int(os.environ.get(name, 0)) for name in restarts):
+            sys.exit(f"--skip_steps {past}: {self._steps_done()} steps are done already")
         if self.epochs_run >= total:
             self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
         epochs = range(self.epochs_run, total)
@@ -497,7 +504,7 @@ def parse_args():
     parser.add_argument("--save_every_steps", type=int, default=100, help="steps per snapshot")
     parser.add_argument("--keep_every_steps", type=int, help="snapshots to go back to")
     parser.add_argument("--log_every_steps", type=int, default=10, help="steps per line in the log")
-    parser.add_argument("--skip_steps", type=int, nargs="*", default=[], help="of bad batches")
+    parser.add_argument("--skip_steps", type=int, nargs="*", default=[], help="bad global batches")
     parser.add_argument("--eval_every_steps", type=int, default=1000, help="steps per evaluation")
     parser.add_argument("--val_tokens", type=int, default=65536, help="the ends of the files")
     parser.add_argument("--batch_size", type=int, default=32, help="per device")
