@@ -586,6 +586,10 @@ def main(args):
         if args.generate > 0 and not tokenizer.encode("\n").ids:
             raise ValueError("it has no token for the end of a line: set --generate 0")
         paths = sorted(args.data.glob("*.uint*"))
+        sizes = "".join(f"{path.name} {path.stat().st_size}\n" for path in paths)
+        written = args.data / "sizes.txt"  # older folders have none
+        if written.exists() and written.read_text() != sizes:
+            raise ValueError("files are missing, cut or new: sizes.txt lists what was written")
         files = [TextDataset(path, args.context, vocab_size) for path in paths]
     except Exception as error:
         sys.exit(f"cannot read --data {args.data}: {error}")
@@ -596,7 +600,7 @@ def main(args):
         chunks = f"{len(dataset)} chunks, and {len(val_set)} for validation"
         sys.exit(f"--data has {chunks}: add text, or change --val_tokens")
     train, val = (len(part) * args.context for part in (dataset, val_set))
-    rest = sum(file.path.stat().st_size for file in files) - train - val  # in no whole chunk
+    rest = sum(len(file.tokens) for file in files) - train - val  # in no whole chunk
     if dist.get_rank() == 0:
         print(f"{train:,} tokens to train on, {val:,} to validate on, {rest:,} in neither")
     with torch.device("meta"):  # shapes, but no memory
