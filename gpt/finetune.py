@@ -10,6 +10,7 @@ It learns the tokens of the files after --text, and exports the model to --expor
 
 import argparse
 import contextlib
+import json
 import math
 import os
 import shutil
@@ -102,6 +103,11 @@ class Trainer:
         data = [torch.from_file(name, size=size, dtype=torch.uint8) for name, size in files]
         ends = [(len(file), file[:1024].tolist(), file[-1024:].tolist()) for file in data]
         self.data_key += f" of files {zlib.crc32(str(ends).encode()):08x}"
+        paths = [args.model / "config.json", *sorted(args.model.glob("*.safetensors"))]
+        files = [(str(path), path.stat().st_size) for path in paths]
+        data = [torch.from_file(name, size=size, dtype=torch.uint8) for name, size in files]
+        ends = [(file[:65536].tolist(), file[-1024:].tolist()) for file in data]
+        self.model_key = f"config and weights {zlib.crc32(str(ends).encode()):08x}"
         self.epochs_run = 0
         self.samples_run = 0
         self.loss = 0.0
@@ -320,6 +326,7 @@ class Trainer:
             "model": model_state,
             "optimizer": optimizer_state,
             "shape": self.shape,
+            "model_key": self.model_key,
             "epochs_run": self.epochs_run,
             "samples_run": self.samples_run,
             "data_key": self.data_key,
@@ -338,7 +345,11 @@ class Trainer:
                 if f".state.{name}." not in saved and self.optimizer.state.pop(weight, None):
                     self._log(f"{path} has no optimizer state of {name}: it had no gradient yet")
             snapshot = self._state_dict()
+            if "model_key" not in saved:  # by older versions
+                del snapshot["model_key"]
             dcp.load(snapshot, checkpoint_id=path)  # into the tensors in use
+            if snapshot.get("model_key", self.model_key) != self.model_key:
+                raise ValueError(f"began as {snapshot['model_key']}, not as this --model")
             self.epochs_run = snapshot["epochs_run"]
             self.samples_run = snapshot.get("samples_run", 0)
             if self.samples_run > 0 and snapshot["data_key"] != self.data_key:
@@ -467,12 +478,20 @@ def load_pretrained(model, path):
     """Reads each rank's shards from the safetensors files in a folder."""
     weights = weights_in_files(model)
     reader = HuggingFaceStorageReader(path)
+    index = path / "model.safetensors.index.json"  # of a model in several files
     try:
-        names = set(reader.read_metadata().state_dict_metadata)
+        metadata = reader.read_metadata().state_dict_metadata
+        names = set(metadata)
         unknown = names - set(model.state_dict())
         unknown = [name for name in unknown if not name.endswith("rotary_emb.inv_freq")]
         if unknown:
             raise ValueError(f"the config knows nothing of {sorted(unknown)[:3]}")
+        if twice := [name for name in names if len(metadata[name].chunks) > 1]:
+            raise ValueError(f"two files have {sorted(twice)[:3]}: move one of them away")
+        if index.exists():
+            listed = json.loads(index.read_text())["weight_map"].values()
+            if others := {file.name for file in path.glob("*.safetensors")} - set(listed):
+                raise ValueError(f"{index.name} does not list {others}: move them away")
         dcp.load(weights, storage_reader=reader)
         if "lm_head.weight" in names - set(weights):  # some files hold a tied head twice
             head = torch.empty_like(model.lm_head.weight)
@@ -521,6 +540,8 @@ def main(args):
         sys.exit(f"cannot use {args.model}: broken, or not the layout of Llama\n{error!r:.300}")
     if len(tokenizer) > config.vocab_size:
         sys.exit(f"the tokenizer has {len(tokenizer)} tokens, the model {config.vocab_size}")
+    if args.context > config.max_position_embeddings:
+        sys.exit(f"--context must be {config.max_position_embeddings} or less for this model")
     try:
         files = [TextDataset(path, args.context, tokenizer) for path in args.text]
     except UnicodeDecodeError as error:
@@ -532,7 +553,7 @@ def main(args):
         chunks = f"{len(dataset)} chunks, and {len(val_set)} for validation"
         sys.exit(f"--text has {chunks}: add text, or change --val_tokens")
     train, val = (len(part) * args.context for part in (dataset, val_set))
-    rest = sum(file.path.stat().st_size for file in files) - train - val  # in no whole chunk
+    rest = sum(len(file.tokens) for file in files) - train - val  # in no whole chunk
     if dist.get_rank() == 0:
         print(f"{train:,} tokens to train on, {val:,} to validate on, {rest:,} in neither")
     if args.recompute:
