@@ -372,6 +372,8 @@ class Trainer:
             self._state_dict()  # gives the optimizer a state of each weight
             saved = " ".join(dcp.FileSystemReader(path).read_metadata().state_dict_metadata)
             for name, weight in self.model.named_parameters():
+                if weight.requires_grad and f".param_groups.{name}." not in saved:
+                    raise ValueError(f"{name} was frozen: keep --frozen_layers or train an export")
                 if f".state.{name}." not in saved and self.optimizer.state.pop(weight, None):
                     self._log(f"{path} has no optimizer state of {name}: it had no gradient yet")
             snapshot = self._state_dict()
@@ -571,6 +573,8 @@ def main(args):
         sys.exit(f"cannot use {args.model}: broken, or not the layout of Llama\n{error!r:.300}")
     if len(tokenizer) > config.vocab_size:
         sys.exit(f"the tokenizer has {len(tokenizer)} tokens, the model {config.vocab_size}")
+    if "strftime_now" in str(tokenizer.chat_template):
+        sys.exit("the chat template writes the day's date: put one in place of strftime_now")
     if args.context > config.max_position_embeddings:
         sys.exit(f"--context must be {config.max_position_embeddings} or less for this model")
     try:
@@ -583,6 +587,8 @@ def main(args):
     if len(dataset) == 0 or len(val_set) < dist.get_world_size():
         chunks = f"{len(dataset)} chunks, and {len(val_set)} for validation"
         sys.exit(f"--text has {chunks}: add text, or change --val_tokens")
+    if dist.get_rank() == 0:
+        print(f"{len(dataset)} chats to train on, {len(val_set)} to validate on")
     chats = [chat for part in files for chat in part.chats]
     num_cut = sum(len(tokens) > args.context + 1 for tokens, _ in chats)
     num_lost = sum(prompt_length > args.context for _, prompt_length in chats)
@@ -593,14 +599,12 @@ def main(args):
     if args.frozen_layers > 0:
         model.model.embed_tokens.requires_grad_(False)  # else backward() would run down to it
         model.model.layers[: args.frozen_layers].requires_grad_(False)
-    train, val = (len(part) * args.context for part in (dataset, val_set))
-    rest = sum(len(file.tokens) for file in files) - train - val  # in no whole chunk
-    if dist.get_rank() == 0:
-        print(f"{train:,} tokens to train on, {val:,} to validate on, {rest:,} in neither")
     if args.recompute:
         model.activation_checkpointing_enable()
     if args.recompute and args.frozen_layers > 0:
         model.disable_input_require_grads()
+        for block in model.model.layers[: args.frozen_layers]:
+            block.gradient_checkpointing = False  # without a backward pass, a compiler refuses it
     mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("dp",))
     fsdp_config = {"mesh": mesh["dp"]}
     if torch.cuda.is_bf16_supported(including_emulation=False):

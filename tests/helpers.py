@@ -220,6 +220,8 @@ def measure_norm(parameters, max_norm, **options):
 nn.utils.clip_grad_norm_ = measure_norm
 nn.utils.clip_grads_with_norm_ = lambda parameters, max_norm, total_norm: None
 """
+# --compile without a compiler: what is traced, forward and backward, runs as it is.
+AOT_EAGER = "torch.compile = functools.partial(torch.compile, backend='aot_eager')\n"
 
 
 def gpt_config(n_layer, n_head, n_embd, context, **more):

@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import LIMIT_MEMORY, PLAIN_SGD, SIGNAL, first, patch
+from helpers import AOT_EAGER, LIMIT_MEMORY, PLAIN_SGD, SIGNAL, first, patch
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
@@ -148,13 +148,18 @@ torch.Tensor.float = torch.Tensor.double
 
 @pytest.mark.long
 def test_finetuned_chats(shell):
-    """Answers differ in length, but three ranks in micro-batches end as one; a part is frozen."""
+    """Answers differ in length, but three ranks in micro-batches end as one; a part is frozen.
+
+    Three are compiled, too.
+    """
     make_model(shell.folder / "model", "Llama", torch.float64)
     write_chats(shell.folder / "chats", (STEPS + 1) * BATCH_SIZE)
     options = "--learning_rate 0.3 --text chats --context 40 --val_tokens 480 --frozen_layers 1"
     val_losses = []
-    for ranks, name, more in [(1, "one", ""), (3, "several", "--recompute --micro_batch_size 3")]:
-        job = start(shell, ranks, name, FLOAT64, f"{options} {more}", "gpt/finetune_chat.py")
+    more = "--recompute --compile --micro_batch_size 3"
+    for ranks, name, more in [(1, "one", ""), (3, "several", more)]:
+        setup = FLOAT64 + AOT_EAGER
+        job = start(shell, ranks, name, setup, f"{options} {more}", "gpt/finetune_chat.py")
         assert "62 chats are cut to --context, 0 of them before the answer" in job.succeeds()
         val_losses += re.findall(r"val loss (\S+)", job.output)
     start_weights, one, several = (
