@@ -2,11 +2,12 @@
 
 import json
 import re
+import shutil
 
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import AOT_EAGER, LIMIT_MEMORY, PLAIN_SGD, SIGNAL, first, patch
+from helpers import AOT_EAGER, LIMIT_MEMORY, PLAIN_SGD, SIGNAL, first, patch, snippet
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
@@ -156,11 +157,12 @@ def test_finetuned_chats(shell):
     write_chats(shell.folder / "chats", (STEPS + 1) * BATCH_SIZE)
     options = "--learning_rate 0.3 --text chats --context 40 --val_tokens 480 --frozen_layers 1"
     val_losses = []
-    more = "--recompute --compile --micro_batch_size 3"
-    for ranks, name, more in [(1, "one", ""), (3, "several", more)]:
+    compiled = "--recompute --compile --micro_batch_size 3"
+    for ranks, name, more in [(1, "one", ""), (3, "several", compiled)]:
         setup = FLOAT64 + AOT_EAGER
         job = start(shell, ranks, name, setup, f"{options} {more}", "gpt/finetune_chat.py")
-        assert "62 chats are cut to --context, 0 of them before the answer" in job.succeeds()
+        assert "180 chats to train on, 12 to validate on\n62 chats are cut to" in job.succeeds()
+        assert "--context, 0 of them before the answer" in job.output
         val_losses += re.findall(r"val loss (\S+)", job.output)
     start_weights, one, several = (
         load_file(shell.folder / name / "model.safetensors")
@@ -180,6 +182,8 @@ def test_finetuned_chats(shell):
     inputs, targets = map(torch.stack, zip(*chats[-BATCH_SIZE:], strict=True))
     loss = cross_entropy(model(inputs).logits.flatten(0, 1), targets.flatten())  # of each token
     assert [*map(float, val_losses)] == pytest.approx([loss.item()] * 2, rel=1e-3)
+    job = start(shell, 1, "one", "", f"{options} --frozen_layers 0", "gpt/finetune_chat.py")
+    job.fails("model.embed_tokens.weight was frozen: keep --frozen_layers or train an export")
     with open(shell.folder / "chats", "a") as file:
         file.write('{"conversations": [{"from": "human", "value": "Hi"}]}\n')
     job = start(shell, 1, "other", "", options, "gpt/finetune_chat.py")
@@ -189,6 +193,10 @@ def test_finetuned_chats(shell):
     job = start(shell, 1, "other", "", options, "gpt/finetune_chat.py")
     job.fails("--frozen_layers must be 0 or more, and less than 2")
     assert "100 chats are cut to --context, 100 of them before the answer" in job.output
+    template = shell.folder / "model" / "chat_template.jinja"
+    template.write_text(f"{{{{ strftime_now('%d') }}}}{CHAT_TEMPLATE}")
+    job = start(shell, 1, "other", "", options, "gpt/finetune_chat.py")
+    job.fails("the chat template writes the day's date: put one in place of strftime_now")
 
 
 COUNT_FORWARDS = """
@@ -266,7 +274,7 @@ OTHER_WEIGHTS = "cannot load the weights of model: another model's?"
     [
         ('"model_type": "llama"', '"model_type": "gpt2"', UNUSABLE),
         ('"vocab_size": 300', '"vocab_size": ', UNUSABLE),  # no JSON
-        ('"vocab_size": 300', '"vocab_size": 100', "the tokenizer has 257 tokens, the model 100"),
+        ('position_embeddings": 2048', 'position_embeddings": 7', "--context must be 7 or less "),
         ('"num_hidden_layers": 2', '"num_hidden_layers": 1', OTHER_WEIGHTS),
         ('"hidden_size": 32', '"hidden_size": 64', OTHER_WEIGHTS),
     ],
@@ -338,7 +346,6 @@ def test_exported(tmp_path, monkeypatch):
     for name, weight in exported.state_dict().items():
         assert torch.equal(weight, trained[name].bfloat16())
 
-
 def run_here(tmp_path, monkeypatch, options=""):
     """Trains within this process, since importing transformers takes seconds."""
     write_text(tmp_path / "text", 4 * BATCH_SIZE, CONTEXT)
@@ -374,3 +381,51 @@ def test_tied_head_in_the_files(tmp_path, monkeypatch, capfd):
     assert error in refused(tmp_path, monkeypatch, capfd)
     edit_weight(tmp_path / "model", "lm_head.weight", embedding)
     run_here(tmp_path, monkeypatch)
+    output = capfd.readouterr().out
+    assert "288 tokens to train on, 96 to validate on, 1 in neither" in output
+
+
+def test_larger_tokenizer(tmp_path, monkeypatch, capfd):
+    """Refused; the lines on the page give the model more tokens."""
+    make_model(tmp_path / "model", "Llama", vocab_size=200)
+    error = "the tokenizer has 257 tokens, the model 200"
+    assert refused(tmp_path, monkeypatch, capfd) == error
+    exec(snippet("gpt/finetune.md", "resize_token_embeddings", "python"))
+    run_here(tmp_path, monkeypatch, "--model larger")
+
+
+def test_files_of_two_models(tmp_path, monkeypatch, capfd):
+    """A name in two files, and a file that the index does not list."""
+    make_model(tmp_path / "model", "Llama")
+    weights, stale = (tmp_path / "model" / f"{name}.safetensors" for name in ("model", "stale"))
+    shutil.copy(weights, stale)
+    error = "two files have ['lm_head.weight', 'model.embed_tokens.weight', 'model.layers.0."
+    assert error in refused(tmp_path, monkeypatch, capfd)
+    index = json.dumps({"weight_map": dict.fromkeys(load_file(weights), "model.safetensors")})
+    (tmp_path / "model" / "model.safetensors.index.json").write_text(index)
+    weights.unlink()
+    error = "model.safetensors.index.json does not list {'stale.safetensors'}: move them away"
+    assert error in refused(tmp_path, monkeypatch, capfd)
+    stale.rename(weights)
+    run_here(tmp_path, monkeypatch)
+
+
+def test_snapshot_of_another_base_model(tmp_path, monkeypatch, capfd):
+    """Another config or other weights of the same sizes; older snapshots do not name theirs."""
+    make_model(tmp_path / "model", "Llama")
+    run_here(tmp_path, monkeypatch, "--export_path e")
+    for name, new in [("config.json", (b"10000.0", b"20000.0")), ("model.safetensors", ())]:
+        path = tmp_path / "model" / name
+        content = path.read_bytes()
+        path.write_bytes(content.replace(*new) if new else content[:-1] + b"?")
+        error = "began as config and weights "
+        assert error in refused(tmp_path, monkeypatch, capfd)
+        path.write_bytes(content)
+    state_dict = finetune.Trainer._state_dict
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            finetune.Trainer, "_state_dict", lambda self: without(state_dict(self), "model_key")
+        )
+        run_here(tmp_path, patched, "--export_path e --snapshot_path old")
+    run_here(tmp_path, monkeypatch, "--export_path e --snapshot_path old")
+    assert "1 of 1 epochs done" in capfd.readouterr().out.rpartition("exported")[0]
