@@ -377,7 +377,7 @@ class Trainer:
         past = [step for step in self.args.skip_steps if step <= self._steps_done()]
         restarts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
         if past and not any(int(os.environ.get(name, 0)) for name in restarts):
-            sys.exit(f"--skip_steps {past}: {self._steps_done()} steps are done already")
+            sys.exit(f"--skip_steps {past}: {self._steps_done()} steps are done: name later ones")
         if self.epochs_run >= total:
             self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
         epochs = range(self.epochs_run, total)
