@@ -9,6 +9,7 @@ import signal
 import pytest
 import torch
 from helpers import (
+    AOT_EAGER,
     CLOCK,
     LIMIT_MEMORY,
     MEASURE_MEMORY,
@@ -219,6 +220,13 @@ def test_compiled(shell, name):
     job = start(shell, name, "compiled", ranks, COUNT_GRAPHS, f"{options} {option}", steps=3)
     found = re.findall(r"\d+ graphs, breaks: .*", job.succeeds())
     assert found == ["2 graphs, breaks: {} high"] * (3 * ranks)
+
+
+@pytest.mark.parametrize("name", first(0, ["moe.py", "documents.py", "muon.py", "three_d.py"]))
+def test_compiled_is_equal(shell, name):
+    """Traced forward and backward, and with recomputation where the layout has it."""
+    ranks, options = LAYOUTS[name][0]
+    assert_split_is_one_rank(shell, name, [(ranks, f"{options} --compile")], AOT_EAGER)
 
 
 # Ranks, file and options; each resumes what the one before has saved.

@@ -38,9 +38,18 @@ def seed_without_rank(seed):
     manual_seed(0)
 torch.manual_seed = seed_without_rank
 """
+# Each rank adds other noise to the gradients, after DDP has averaged them.
+NOISE = """
+def add_noise(optimizer, arguments, options):
+    for parameter in optimizer.param_groups[0]["params"]:
+        parameter.grad += 1e-3 * torch.randn_like(parameter)
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+register_optimizer_step_pre_hook(add_noise)
+"""
 SAME_GPU_STATE = "torch.cuda.get_rng_state = lambda: torch.zeros(16, dtype=torch.uint8)"
 FAULTS = {
     "frozen": (FROZEN + at_step(25, CHANGE_FROZEN), r"step 30: scale differs on ranks \[2\]"),
+    "noise": (NOISE, r"step 1: net1.weight differs on ranks \[0, 1, 2\]"),
     "late": (at_step(25, LATE), r"step 30: late differs on ranks \[0, 1, 2\]"),
     "same shard": (SAME_SHARD, r"step 1: sample 0 of rank 2 is also on rank 0"),
     "own order": (OWN_ORDER, r"step \d+: sample \d+ of rank [12] is also on rank [01]"),
