@@ -40,11 +40,10 @@ torch.manual_seed = seed_without_rank
 """
 # Each rank adds other noise to the gradients, after DDP has averaged them.
 NOISE = """
-def add_noise(optimizer, arguments, options):
-    for parameter in optimizer.param_groups[0]["params"]:
-        parameter.grad += 1e-3 * torch.randn_like(parameter)
-from torch.optim.optimizer import register_optimizer_step_pre_hook
-register_optimizer_step_pre_hook(add_noise)
+@before(torch.optim.SGD, "step")
+def add_noise(self):
+    weight = self.param_groups[0]["params"][0]
+    weight.grad += torch.randn_like(weight)
 """
 SAME_GPU_STATE = "torch.cuda.get_rng_state = lambda: torch.zeros(16, dtype=torch.uint8)"
 FAULTS = {
