@@ -158,6 +158,8 @@ def test_evaluation_that_fails(shell, name):
         job = shell.ranks(f"{command}/{run}", 2, FAIL_AT=fail_at)
         assert (job.wait() != 0) == bool(fail_at), job.output
         val_losses.append(re.findall(r"val loss (\S+)", job.output))
+        saved = load_gpt(shell.folder / run)
+        assert f"{saved['epochs_run']} {saved['samples_run']}" == (fail_at or "1 0")
     assert "nothing left to train" in job.output
     whole, *rest = val_losses
     assert len(set(whole)) == 3 and rest == [whole[:1], whole, whole[2:]]
