@@ -161,6 +161,7 @@ def test_evaluation_that_fails(shell, name):
         saved = load_gpt(shell.folder / run)
         assert f"{saved['epochs_run']} {saved['samples_run']}" == (fail_at or "1 0")
     assert "nothing left to train" in job.output
+    assert job.output.count("1,456 tokens to train on, 96 to validate on, 1 in neither") == 1
     whole, *rest = val_losses
     assert len(set(whole)) == 3 and rest == [whole[:1], whole, whole[2:]]
 
