@@ -601,8 +601,7 @@ def main(args):
         model.model.layers[: args.frozen_layers].requires_grad_(False)
     if args.recompute:
         model.activation_checkpointing_enable()
-    if args.recompute and args.frozen_layers > 0:
-        model.disable_input_require_grads()
+        model.disable_input_require_grads()  # or backward() would run down to frozen layers
         for block in model.model.layers[: args.frozen_layers]:
             block.gradient_checkpointing = False  # without a backward pass, a compiler refuses it
     mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("dp",))

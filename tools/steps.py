@@ -69,7 +69,7 @@ GPT = [
     Step("gpt/llama.py", "gpt/documents.py", 56),
     Step("gpt/llama.py", "gpt/chunked_loss.py", 30),
     Step("gpt/accumulate.py", "gpt/finetune.py", 235),  # 104 of them are the GPT, which goes
-    Step("gpt/finetune.py", "gpt/finetune_chat.py", 90),
+    Step("gpt/finetune.py", "gpt/finetune_chat.py", 89),
     Step("gpt/fsdp.py", "gpt/hsdp.py", 17),
     Step("gpt/fsdp.py", "gpt/tensor_parallel.py", 46),
     Step("gpt/llama.py", "gpt/llama_tensor_parallel.py", 67),
