@@ -10,6 +10,7 @@ It learns the tokens of the files after --text, and exports the model to --expor
 
 import argparse
 import contextlib
+import json
 import math
 import os
 import shutil
@@ -102,6 +103,11 @@ class Trainer:
         data = [torch.from_file(name, size=size, dtype=torch.uint8) for name, size in files]
         ends = [(len(file), file[:1024].tolist(), file[-1024:].tolist()) for file in data]
         self.data_key += f" of files {zlib.crc32(str(ends).encode()):08x}"
+        paths = [args.model / "config.json", *sorted(args.model.glob("*.safetensors"))]
+        files = [(str(path), path.stat().st_size) for path in paths]
+        data = [torch.from_file(name, size=size, dtype=torch.uint8) for name, size in files]
+        ends = [(file[:65536].tolist(), file[-1024:].tolist()) for file in data]
+        self.model_key = f"config and weights {zlib.crc32(str(ends).encode()):08x}"
         self.epochs_run = 0
         self.samples_run = 0
         self.loss = 0.0
@@ -150,7 +156,10 @@ class Trainer:
     def _exit_if_gradient_was_bad(self):
         step = self.first_bad_step.item()
         if step < math.inf:
+            epoch, batch = divmod(int(step) - 1, len(self.train_loader))
+            global_size = self.train_loader.batch_size * self.train_loader.sampler.num_replicas
             skip = f"lower the learning rate, or skip the batch: --skip_steps {step:.0f}"
+            skip += f" (after epoch {epoch} + {batch * global_size} samples)"
             sys.exit(f"the gradient of step {step:.0f} is nan or inf: {skip}")
 
     def _agree_on_start(self):
@@ -261,6 +270,8 @@ class Trainer:
         torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
         for inputs, targets in self.train_loader:
             samples_seen = epoch * len(self.train_loader.dataset) + self.samples_run
+            if samples_seen > 0 and self._steps_done() % self.args.eval_every_steps == 0:
+                self._evaluate()
             self.rng.manual_seed(self.args.seed + samples_seen + dist.get_rank())
             inputs = inputs.to(self.device, non_blocking=True)
             targets = targets.to(self.device, non_blocking=True)
@@ -269,8 +280,6 @@ class Trainer:
             if self._steps_done() % self.args.log_every_steps == 0 and self.recent_samples > 0:
                 self._log_steps()
             stop = self.steps == self.next_check and self._any_rank_stops()
-            if self.steps % self.args.eval_every_steps == 0 and not stop:
-                self._evaluate()
             if stop or self.steps % self.args.save_every_steps == 0:
                 self.loss = self._mean_loss()
                 self._save_snapshot()
@@ -316,6 +325,7 @@ class Trainer:
             "model": model_state,
             "optimizer": optimizer_state,
             "shape": self.shape,
+            "model_key": self.model_key,
             "epochs_run": self.epochs_run,
             "samples_run": self.samples_run,
             "data_key": self.data_key,
@@ -334,7 +344,11 @@ class Trainer:
                 if f".state.{name}." not in saved and self.optimizer.state.pop(weight, None):
                     self._log(f"{path} has no optimizer state of {name}: it had no gradient yet")
             snapshot = self._state_dict()
+            if "model_key" not in saved:  # by older versions
+                del snapshot["model_key"]
             dcp.load(snapshot, checkpoint_id=path)  # into the tensors in use
+            if snapshot.get("model_key", self.model_key) != self.model_key:
+                raise ValueError(f"began as {snapshot['model_key']}, not as this --model")
             self.epochs_run = snapshot["epochs_run"]
             self.samples_run = snapshot.get("samples_run", 0)
             if self.samples_run > 0 and snapshot["data_key"] != self.data_key:
@@ -358,6 +372,10 @@ class Trainer:
         steps = f"{len(self.train_loader)} steps per epoch"
         where = f"{self.device} of {socket.gethostname()}"
         self._log(f"{self.epochs_run} of {total} epochs done, {steps}, on {where}")
+        past = [step for step in self.args.skip_steps if step <= self._steps_done()]
+        restarts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+        if past and not any(int(os.environ.get(name, 0)) for name in restarts):
+            sys.exit(f"--skip_steps {past}: {self._steps_done()} steps are done: name later ones")
         if self.epochs_run >= total:
             self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
         epochs = range(self.epochs_run, total)
@@ -370,9 +388,8 @@ class Trainer:
             self.samples_run = 0
             self.total_loss.zero_()
             if self.epochs_run % self.args.save_every == 0 or self.epochs_run == total:
-                if self.epochs_run == total and self.steps % self.args.eval_every_steps != 0:
-                    self._evaluate()
                 self._save_snapshot()
+        self._evaluate()
         throughput = self._throughput(self.tokens, self.start_time)
         self._log(f"{throughput} in all, with evaluations and snapshots")
 
@@ -383,7 +400,7 @@ def parse_args():
     parser.add_argument("save_every", nargs="?", type=int, default=10, help="epochs per snapshot")
     parser.add_argument("--save_every_steps", type=int, default=100, help="steps per snapshot")
     parser.add_argument("--log_every_steps", type=int, default=10, help="steps per line in the log")
-    parser.add_argument("--skip_steps", type=int, nargs="*", default=[], help="of bad batches")
+    parser.add_argument("--skip_steps", type=int, nargs="*", default=[], help="bad global batches")
     parser.add_argument("--eval_every_steps", type=int, default=1000, help="steps per evaluation")
     parser.add_argument("--val_tokens", type=int, default=65536, help="the ends of the files")
     parser.add_argument("--batch_size", type=int, default=32, help="per device")
@@ -460,12 +477,20 @@ def load_pretrained(model, path):
     """Reads each rank's shards from the safetensors files in a folder."""
     weights = weights_in_files(model)
     reader = HuggingFaceStorageReader(path)
+    index = path / "model.safetensors.index.json"  # of a model in several files
     try:
-        names = set(reader.read_metadata().state_dict_metadata)
+        metadata = reader.read_metadata().state_dict_metadata
+        names = set(metadata)
         unknown = names - set(model.state_dict())
         unknown = [name for name in unknown if not name.endswith("rotary_emb.inv_freq")]
         if unknown:
             raise ValueError(f"the config knows nothing of {sorted(unknown)[:3]}")
+        if twice := [name for name in names if len(metadata[name].chunks) > 1]:
+            raise ValueError(f"two files have {sorted(twice)[:3]}: move one of them away")
+        if index.exists():
+            listed = json.loads(index.read_text())["weight_map"].values()
+            if others := {file.name for file in path.glob("*.safetensors")} - set(listed):
+                raise ValueError(f"{index.name} does not list {others}: move them away")
         dcp.load(weights, storage_reader=reader)
         if "lm_head.weight" in names - set(weights):  # some files hold a tied head twice
             head = torch.empty_like(model.lm_head.weight)
@@ -514,6 +539,8 @@ def main(args):
         sys.exit(f"cannot use {args.model}: broken, or not the layout of Llama\n{error!r:.300}")
     if len(tokenizer) > config.vocab_size:
         sys.exit(f"the tokenizer has {len(tokenizer)} tokens, the model {config.vocab_size}")
+    if args.context > config.max_position_embeddings:
+        sys.exit(f"--context must be {config.max_position_embeddings} or less for this model")
     try:
         files = [TextDataset(path, args.context, tokenizer) for path in args.text]
     except UnicodeDecodeError as error:
@@ -524,6 +551,10 @@ def main(args):
     if len(dataset) == 0 or len(val_set) < dist.get_world_size():
         chunks = f"{len(dataset)} chunks, and {len(val_set)} for validation"
         sys.exit(f"--text has {chunks}: add text, or change --val_tokens")
+    train, val = (len(part) * args.context for part in (dataset, val_set))
+    rest = sum(len(file.tokens) for file in files) - train - val  # in no whole chunk
+    if dist.get_rank() == 0:
+        print(f"{train:,} tokens to train on, {val:,} to validate on, {rest:,} in neither")
     if args.recompute:
         model.activation_checkpointing_enable()
     mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("dp",))

@@ -289,7 +289,10 @@ class Trainer:
     def _exit_if_gradient_was_bad(self):
         step = self.first_bad_step.item()
         if step < math.inf:
+            epoch, batch = divmod(int(step) - 1, len(self.train_loader))
+            global_size = self.train_loader.batch_size * self.train_loader.sampler.num_replicas
             skip = f"lower the learning rate, or skip the batch: --skip_steps {step:.0f}"
+            skip += f" (after epoch {epoch} + {batch * global_size} samples)"
             sys.exit(f"the gradient of step {step:.0f} is nan or inf: {skip}")
 
     def _agree_on_start(self):
@@ -366,6 +369,7 @@ class Trainer:
     @torch.no_grad()
     def _evaluate(self):
         """Logs the mean loss on the validation set, sharded over the ranks."""
+        self._wait_for_save()  # what has been trained so far is safe if an evaluation fails
         self.model.eval()
         total_loss = torch.zeros((), device=self.device)
         for inputs, targets in self.val_loader:
@@ -398,6 +402,8 @@ class Trainer:
         torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
         for inputs, targets in self.train_loader:
             samples_seen = epoch * len(self.train_loader.dataset) + self.samples_run
+            if samples_seen > 0 and self._steps_done() % self.args.eval_every_steps == 0:
+                self._evaluate()
             self.rng.manual_seed(self.args.seed + samples_seen + dist.get_rank())
             inputs = inputs.to(self.device, non_blocking=True)
             targets = targets.to(self.device, non_blocking=True)
@@ -406,8 +412,6 @@ class Trainer:
             if self._steps_done() % self.args.log_every_steps == 0 and self.recent_samples > 0:
                 self._log_steps()
             stop = self.steps == self.next_check and self._any_rank_stops()
-            if self.steps % self.args.eval_every_steps == 0 and not stop:
-                self._evaluate()
             if stop or self._steps_done() % self.args.save_every_steps == 0:
                 self.loss = self._mean_loss()
                 self._save_snapshot()
@@ -517,6 +521,10 @@ class Trainer:
         steps = f"{len(self.train_loader)} steps per epoch"
         where = f"{self.device} of {socket.gethostname()}"
         self._log(f"{self.epochs_run} of {total} epochs done, {steps}, on {where}")
+        past = [step for step in self.args.skip_steps if step <= self._steps_done()]
+        restarts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+        if past and not any(int(os.environ.get(name, 0)) for name in restarts):
+            sys.exit(f"--skip_steps {past}: {self._steps_done()} steps are done: name later ones")
         if self.epochs_run >= total:
             self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
         epochs = range(self.epochs_run, total)
@@ -529,10 +537,9 @@ class Trainer:
             self.samples_run = 0
             self.total_loss.zero_()
             if self.epochs_run % self.args.save_every == 0 or self.epochs_run == total:
-                if self.epochs_run == total and self.steps % self.args.eval_every_steps != 0:
-                    self._evaluate()
                 self._save_snapshot()
         self._wait_for_save()
+        self._evaluate()
         throughput = self._throughput(self.tokens, self.start_time)
         self._log(f"{throughput} in all, with evaluations and snapshots")
 
@@ -544,7 +551,7 @@ def parse_args():
     parser.add_argument("--save_every_steps", type=int, default=100, help="steps per snapshot")
     parser.add_argument("--keep_every_steps", type=int, help="snapshots to go back to")
     parser.add_argument("--log_every_steps", type=int, default=10, help="steps per line in the log")
-    parser.add_argument("--skip_steps", type=int, nargs="*", default=[], help="of bad batches")
+    parser.add_argument("--skip_steps", type=int, nargs="*", default=[], help="bad global batches")
     parser.add_argument("--eval_every_steps", type=int, default=1000, help="steps per evaluation")
     parser.add_argument("--val_tokens", type=int, default=65536, help="the ends of the files")
     parser.add_argument("--batch_size", type=int, default=32, help="per device")
@@ -637,6 +644,10 @@ def main(args):
         if args.generate > 0 and not tokenizer.encode("\n").ids:
             raise ValueError("it has no token for the end of a line: set --generate 0")
         paths = sorted(args.data.glob("*.uint*"))
+        sizes = "".join(f"{path.name} {path.stat().st_size}\n" for path in paths)
+        written = args.data / "sizes.txt"  # older folders have none
+        if written.exists() and written.read_text() != sizes:
+            raise ValueError("files are missing, cut or new: sizes.txt lists what was written")
         files = [TextDataset(path, args.context, vocab_size) for path in paths]
     except Exception as error:
         sys.exit(f"cannot read --data {args.data}: {error}")
@@ -646,6 +657,10 @@ def main(args):
     if len(dataset) == 0 or len(val_set) < dist.get_world_size():
         chunks = f"{len(dataset)} chunks, and {len(val_set)} for validation"
         sys.exit(f"--data has {chunks}: add text, or change --val_tokens")
+    train, val = (len(part) * args.context for part in (dataset, val_set))
+    rest = sum(len(file.tokens) for file in files) - train - val  # in no whole chunk
+    if dist.get_rank() == 0:
+        print(f"{train:,} tokens to train on, {val:,} to validate on, {rest:,} in neither")
     with torch.device("meta"):  # shapes, but no memory
         model = GPT(args, vocab_size)
     mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("dp",))

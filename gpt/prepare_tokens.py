@@ -2,7 +2,8 @@
 
 Writes FOLDER/tokenizer.json, and FOLDER/000000.uint16 and so on: the numbers of the tokens, of 16
 bits each, or of 32 (.uint32) for a vocabulary above 65,536. After each file of the text comes the
---end_token; of a .jsonl or .json file, after the "text" of each line.
+--end_token; of a .jsonl or .json file, after the "text" of each line. FOLDER/sizes.txt lists the
+files and their sizes, which gpt/tokens.py compares.
 Without --tokenizer, it first trains one on the text: byte pair encoding, as in GPT-2.
 Started again after a kill, it continues after the last complete file.
 """
@@ -151,10 +152,13 @@ def write_shards(encoded, tokens, folder, progress, shard_tokens):
             progress |= {"shards": shards, "start": start, "skip": len(batch) - len(tokens)}
             write(folder, "progress.json", json.dumps(progress).encode())
     total = shards * shard_tokens + len(tokens)
+    sizes = [shard_tokens] * shards
     if tokens:
         write(folder, f"tokens/{shards:06}.{ending}", tokens)
-        shards += 1
-    return total, shards
+        sizes.append(len(tokens))
+    lines = [f"{n:06}.{ending} {size * tokens.itemsize}\n" for n, size in enumerate(sizes)]
+    write(folder, "tokens/sizes.txt", "".join(lines).encode())  # what gpt/tokens.py must find
+    return total, len(sizes)
 
 
 def write(folder, name, data):

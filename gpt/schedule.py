@@ -213,6 +213,12 @@ class Trainer:
         cosine = 0.55 + 0.45 * math.cos(math.pi * (progress - warmup) / (1 - warmup))
         return self.args.learning_rate * cosine
 
+    def _steps_done(self):
+        """Returns the number of steps that led here, those before a restart included."""
+        global_size = self.train_loader.batch_size * self.train_loader.sampler.num_replicas
+        steps_of_epoch = math.ceil(self.samples_run / global_size)
+        return self.epochs_run * len(self.train_loader) + steps_of_epoch
+
     def _run_batch(self, inputs, targets):
         left = len(self.train_loader.dataset) - self.samples_run
         global_size = min(self.train_loader.batch_size * dist.get_world_size(), left)
@@ -246,14 +252,14 @@ class Trainer:
         torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
         for inputs, targets in self.train_loader:
             samples_seen = epoch * len(self.train_loader.dataset) + self.samples_run
+            if samples_seen > 0 and self._steps_done() % self.args.eval_every_steps == 0:
+                self._evaluate()
             self.rng.manual_seed(self.args.seed + samples_seen + dist.get_rank())
             inputs = inputs.to(self.device, non_blocking=True)
             targets = targets.to(self.device, non_blocking=True)
             self._run_batch(inputs, targets)
             self.steps += 1
             stop = self.steps == self.next_check and self._any_rank_stops()
-            if self.steps % self.args.eval_every_steps == 0 and not stop:
-                self._evaluate()
             if stop or self.steps % self.args.save_every_steps == 0:
                 self.loss = self._mean_loss()
                 self._save_snapshot()
@@ -342,9 +348,8 @@ class Trainer:
             self.samples_run = 0
             self.total_loss.zero_()
             if self.epochs_run % self.args.save_every == 0 or self.epochs_run == total:
-                if self.epochs_run == total and self.steps % self.args.eval_every_steps != 0:
-                    self._evaluate()
                 self._save_snapshot()
+        self._evaluate()
 
 
 def parse_args():
@@ -424,6 +429,10 @@ def main(args):
     if len(dataset) == 0 or len(val_set) < dist.get_world_size():
         chunks = f"{len(dataset)} chunks, and {len(val_set)} for validation"
         sys.exit(f"--text has {chunks}: add text, or change --val_tokens")
+    train, val = (len(part) * args.context for part in (dataset, val_set))
+    rest = sum(file.path.stat().st_size for file in files) - train - val  # in no whole chunk
+    if dist.get_rank() == 0:
+        print(f"{train:,} tokens to train on, {val:,} to validate on, {rest:,} in neither")
     model = GPT(args).to(device)
     model.init_weights(args.seed)
     optimizer = configure_optimizer(model, args.learning_rate)

@@ -220,6 +220,12 @@ def measure_norm(parameters, max_norm, **options):
 nn.utils.clip_grad_norm_ = measure_norm
 nn.utils.clip_grads_with_norm_ = lambda parameters, max_norm, total_norm: None
 """
+# With --compile, runs what is traced of a block, forward and backward, without a compiler; the loss
+# is left out, which would be traced in float32.
+AOT_EAGER = """
+trace = functools.partial(torch.compile, backend="aot_eager")
+torch.compile = lambda function: trace(function) if hasattr(function, "__self__") else function
+"""
 
 
 def gpt_config(n_layer, n_head, n_embd, context, **more):

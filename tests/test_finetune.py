@@ -1,12 +1,14 @@
 """gpt/finetune.py, finetune_chat.py: a model of transformers, sharded, trained, and exported."""
 
 import json
+import pickle
 import re
+import shutil
 
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import LIMIT_MEMORY, PLAIN_SGD, SIGNAL, first, patch
+from helpers import AOT_EAGER, LIMIT_MEMORY, PLAIN_SGD, SIGNAL, first, patch, snippet
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
@@ -139,7 +141,7 @@ def test_refused_chats(tmp_path, template, messages, message):
 
 
 # transformers names float32 where it computes in no less.
-FLOAT64 = f"""{PLAIN_SGD}
+FLOAT64 = f"""{PLAIN_SGD}{AOT_EAGER}
 torch.set_default_dtype(torch.float64)
 torch.float32 = torch.float64
 torch.Tensor.float = torch.Tensor.double
@@ -148,14 +150,16 @@ torch.Tensor.float = torch.Tensor.double
 
 @pytest.mark.long
 def test_finetuned_chats(shell):
-    """Answers differ in length, but three ranks in micro-batches end as one; a part is frozen."""
+    """Answers differ in length, but three compiled ranks end as one; a part is frozen."""
     make_model(shell.folder / "model", "Llama", torch.float64)
     write_chats(shell.folder / "chats", (STEPS + 1) * BATCH_SIZE)
     options = "--learning_rate 0.3 --text chats --context 40 --val_tokens 480 --frozen_layers 1"
     val_losses = []
-    for ranks, name, more in [(1, "one", ""), (3, "several", "--recompute --micro_batch_size 3")]:
+    compiled = "--recompute --compile --micro_batch_size 3"
+    for ranks, name, more in [(1, "one", ""), (3, "several", compiled)]:
         job = start(shell, ranks, name, FLOAT64, f"{options} {more}", "gpt/finetune_chat.py")
-        assert "62 chats are cut to --context, 0 of them before the answer" in job.succeeds()
+        assert "180 chats to train on, 12 to validate on\n62 chats are cut to" in job.succeeds()
+        assert "--context, 0 of them before the answer" in job.output
         val_losses += re.findall(r"val loss (\S+)", job.output)
     start_weights, one, several = (
         load_file(shell.folder / name / "model.safetensors")
@@ -184,28 +188,34 @@ def test_finetuned_chats(shell):
     job = start(shell, 1, "other", "", options, "gpt/finetune_chat.py")
     job.fails("--frozen_layers must be 0 or more, and less than 2")
     assert "100 chats are cut to --context, 100 of them before the answer" in job.output
+    template = shell.folder / "model" / "chat_template.jinja"
+    template.write_text(f"{{{{ strftime_now('%d') }}}}{CHAT_TEMPLATE}")
+    job = start(shell, 1, "other", "", options, "gpt/finetune_chat.py")
+    job.fails("the chat template writes the day's date: put one in place of strftime_now")
 
 
-COUNT_FORWARDS = """
-import collections
+COUNT_PASSES = """
 from transformers.models.llama.modeling_llama import LlamaAttention
-counts = collections.Counter()
+counts = [0, 0]
 @before(LlamaAttention, "forward")
-def count(self, **inputs):
-    counts[self.layer_idx] += torch.is_grad_enabled()
+def count(self, hidden_states, **inputs):
+    counts[self.layer_idx] += hidden_states.requires_grad
 @after(script.Trainer, "train")
 def print_counts(self):
-    print("forward passes:", [counts[0] / self.steps, counts[1] / self.steps])
+    print("passes with a gradient:", [count / self.steps for count in counts])
 """
 
 
 @pytest.mark.long
-def test_frozen_layers_are_not_recomputed(shell):
+def test_frozen_layers(shell):
+    """No backward pass reaches them; a snapshot without their optimizer state trains no more."""
     make_model(shell.folder / "model", "Llama")
     write_chats(shell.folder / "chats", (STEPS + 1) * BATCH_SIZE)
     options = "--text chats --context 40 --val_tokens 480 --frozen_layers 1 --recompute"
-    job = start(shell, 1, "one", COUNT_FORWARDS, options, "gpt/finetune_chat.py")
-    assert "forward passes: [1.0, 2.0]" in job.succeeds()
+    job = start(shell, 1, "one", COUNT_PASSES, options, "gpt/finetune_chat.py")
+    assert "passes with a gradient: [0.0, 2.0]" in job.succeeds()
+    job = start(shell, 1, "one", "", f"{options} --frozen_layers 0", "gpt/finetune_chat.py")
+    job.fails("model.embed_tokens.weight was frozen: keep --frozen_layers or train an export")
 
 
 def test_frozen_weights_stay_out_of_the_optimizer():
@@ -261,7 +271,7 @@ OTHER_WEIGHTS = "cannot load the weights of model: another model's?"
     [
         ('"model_type": "llama"', '"model_type": "gpt2"', UNUSABLE),
         ('"vocab_size": 300', '"vocab_size": ', UNUSABLE),  # no JSON
-        ('"vocab_size": 300', '"vocab_size": 100', "the tokenizer has 257 tokens, the model 100"),
+        ('position_embeddings": 2048', 'position_embeddings": 7', "--context must be 7 or less "),
         ('"num_hidden_layers": 2', '"num_hidden_layers": 1', OTHER_WEIGHTS),
         ('"hidden_size": 32', '"hidden_size": 64', OTHER_WEIGHTS),
     ],
@@ -368,4 +378,48 @@ def test_tied_head_in_the_files(tmp_path, monkeypatch, capfd):
     error = "lm_head.weight is not the embedding: untie them"
     assert error in refused(tmp_path, monkeypatch, capfd)
     edit_weight(tmp_path / "model", "lm_head.weight", embedding)
+    run_here(tmp_path, monkeypatch)
+    output = capfd.readouterr().out
+    assert "288 tokens to train on, 96 to validate on, 1 in neither" in output
+
+
+def test_larger_tokenizer(tmp_path, monkeypatch, capfd):
+    """Refused; the lines on the page give the model more tokens."""
+    make_model(tmp_path / "model", "Llama", vocab_size=200)
+    error = "the tokenizer has 257 tokens, the model 200"
+    assert refused(tmp_path, monkeypatch, capfd) == error
+    exec(snippet("gpt/finetune.md", "resize_token_embeddings", "python"))
+    run_here(tmp_path, monkeypatch, "--model larger")
+
+
+def test_files_of_two_models(tmp_path, monkeypatch, capfd):
+    """A name in two files, and a file that the index does not list."""
+    make_model(tmp_path / "model", "Llama")
+    weights, stale = (tmp_path / "model" / f"{name}.safetensors" for name in ("model", "stale"))
+    shutil.copy(weights, stale)
+    error = "two files have ['lm_head.weight', 'model.embed_tokens.weight', 'model.layers.0."
+    assert error in refused(tmp_path, monkeypatch, capfd)
+    index = json.dumps({"weight_map": dict.fromkeys(load_file(weights), "model.safetensors")})
+    (tmp_path / "model" / "model.safetensors.index.json").write_text(index)
+    weights.unlink()
+    error = "model.safetensors.index.json does not list {'stale.safetensors'}: move them away"
+    assert error in refused(tmp_path, monkeypatch, capfd)
+    stale.rename(weights)
+    run_here(tmp_path, monkeypatch)
+
+
+def test_snapshot_of_another_base_model(tmp_path, monkeypatch, capfd):
+    """Another config or other weights of the same sizes; older snapshots do not name theirs."""
+    make_model(tmp_path / "model", "Llama")
+    run_here(tmp_path, monkeypatch, "--export_path e")
+    for name, new in [("config.json", (b"10000.0", b"20000.0")), ("model.safetensors", ())]:
+        path = tmp_path / "model" / name
+        content = path.read_bytes()
+        path.write_bytes(content.replace(*new) if new else content[:-1] + b"@")
+        assert "began as config and weights " in refused(tmp_path, monkeypatch, capfd)
+        path.write_bytes(content)
+    path = tmp_path / "s" / "epoch_0001_sample_000000000000" / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+    del metadata.state_dict_metadata["model_key"]
+    path.write_bytes(pickle.dumps(metadata))
     run_here(tmp_path, monkeypatch)

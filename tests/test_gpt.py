@@ -134,17 +134,53 @@ def test_generated_text_is_printable(shell, name):
     assert output.endswith("\ngr[2Jün\n\ufffd!\n")
 
 
+# Each rank is killed after this evaluation, as if it had failed; a save takes a second.
+FAIL_TO_EVALUATE = """
+@after(script.Trainer, "_evaluate")
+def fail(self):
+    if os.environ.get("FAIL_AT") == f"{self.epochs_run} {self.samples_run}":
+        os._exit(1)
+if hasattr(script, "dcp"):
+    @before(script.dcp.FileSystemWriter, "finish")
+    def take_a_second(*arguments, **options):
+        time.sleep(1)
+"""
+
+
+@pytest.mark.parametrize("name", ["gpt/schedule.py", *long("gpt/async_save.py")])
+def test_evaluation_that_fails(shell, name):
+    """The save comes first, so that no step is lost; the evaluation comes again at the start."""
+    script = patch(shell.folder, name, SHORT_GPT + FAIL_TO_EVALUATE)
+    options = tiny_options(shell, name)
+    command = f"{script} 1 1 --save_every_steps 5 --eval_every_steps 5 {options}"
+    val_losses = []
+    for run, fail_at in [("whole", ""), ("s", "0 80"), ("s", "1 0"), ("s", "")]:
+        job = shell.ranks(f"{command}/{run}", 2, FAIL_AT=fail_at)
+        assert (job.wait() != 0) == bool(fail_at), job.output
+        val_losses.append(re.findall(r"val loss (\S+)", job.output))
+        saved = load_gpt(shell.folder / run)
+        assert f"{saved['epochs_run']} {saved['samples_run']}" == (fail_at or "1 0")
+    assert "nothing left to train" in job.output
+    assert job.output.count("1,456 tokens to train on, 96 to validate on, 1 in neither") == 1
+    whole, *rest = val_losses
+    assert len(set(whole)) == 3 and rest == [whole[:1], whole, whole[2:]]
+
+
 SONG = "nine green bottles hanging on the wall\n"
 
 
 def test_pretrained_gpt(shell):
-    """On 2 ranks: it learns the song, and its val loss, throughput and MFU are as computed here."""
+    """On 2 ranks: it learns the song, and its val loss, throughput and MFU are as computed here.
+
+    Finished, it evaluates another text.
+    """
     (shell.folder / "song.txt").write_text(SONG * 3000)
     script = patch(shell.folder, "gpt/pretrain.py", CLOCK)
     options = "--n_layer 1 --n_head 1 --n_embd 64 --context 32 --text song.txt --val_tokens 32768"
     options += " --batch_size 8 --learning_rate 3e-3 --peak_tflops 0.001"
     options += " --save_every_steps 60 --eval_every_steps 100"
     output = shell.ranks(f"{script} 1 {options}", 2).succeeds()
+    assert "84,224 tokens to train on, 32,768 to validate on, 8 in neither" in output
     val_losses = [float(loss) for loss in re.findall(r"val loss (\S+)", output)]
     assert len(val_losses) == 2 and val_losses[-1] < 0.5
     assert "bottles" in output.rpartition("MFU")[2]
@@ -157,15 +193,21 @@ def test_pretrained_gpt(shell):
     mfu = speeds[-1] * model.flops_per_token / 2 / 0.001e12
     found = re.findall(r"MFU (\S+)%", output)[-2]
     assert float(found) / 100 == pytest.approx(mfu, abs=1e-3)
-    # The last snapshot's loss on the last 1024 chunks of 32 bytes, computed here.
     model.load_state_dict(load(shell.folder / "snapshot.pt")["model"])
-    text = torch.tensor(list((shell.folder / "song.txt").read_bytes()))
-    end = (len(text) - 1) // 32 * 32
-    start = end - 1024 * 32
-    chunks = text[start:end].view(1024, 32), text[start + 1 : end + 1].view(1024, 32)
-    with torch.no_grad():
-        loss = functional.cross_entropy(model(chunks[0]).flatten(0, 1), chunks[1].flatten())
-    assert val_losses[-1] == pytest.approx(loss.item(), rel=1e-3)
+    (shell.folder / "other.txt").write_text(SONG.replace("nine", "ten") * 3000)
+    (shell.folder / "short.txt").write_text(SONG[:20])
+    output = shell.ranks(f"{script} 1 {options} --text other.txt short.txt", 2).succeeds()
+    assert "97,600 tokens to train on, 16,384 to validate on, 36 in neither" in output
+    val_losses += [float(re.search(r"val loss (\S+)", output)[1])]
+    # The last snapshot's loss on the last chunks of 32 bytes, computed here.
+    for name, size, val_loss in [("song", 1024, val_losses[1]), ("other", 512, val_losses[2])]:
+        text = torch.tensor(list((shell.folder / f"{name}.txt").read_bytes()))
+        end = (len(text) - 1) // 32 * 32
+        start = end - size * 32
+        chunks = text[start:end].view(size, 32), text[start + 1 : end + 1].view(size, 32)
+        with torch.no_grad():
+            loss = functional.cross_entropy(model(chunks[0]).flatten(0, 1), chunks[1].flatten())
+        assert val_loss == pytest.approx(loss.item(), rel=1e-3)
 
 
 @pytest.mark.parametrize("name", ["gpt", "pretrain"])
@@ -291,13 +333,17 @@ def test_gradient_that_is_nan(shell, name):
     options = f"1 {TINY} {SHORT_VAL} --text text --save_every_steps 3 --snapshot_path"
     command = f"{script} {options} s --batch_size 8"
     job = shell.ranks(command, 2)
-    job.fails("the gradient of step 4 is nan or inf", "or skip the batch: --skip_steps 4")
+    position = "--skip_steps 4 (after epoch 0 + 48 samples)"
+    job.fails("the gradient of step 4 is nan or inf", f"or skip the batch: {position}")
     assert job.output.count("the gradient of step 4 ") == 2
     job = shell.ranks(f"{script} {options} new --batch_size 8 --save_every_steps 1000", 2)
     job.fails("the gradient of step 4 is nan or inf")
     assert "val loss" not in job.output  # the ranks do not train on to the end
-    output = shell.ranks(f"{command} --skip_steps 4 99", 2).succeeds()
+    command += " --skip_steps 4 99"
+    output = shell.ranks(command, 2).succeeds()
     assert "step 4 skipped" in output and "nan" not in output
+    shell.ranks(command, 2).fails("--skip_steps [4]: 12 steps are done: name later ones")
+    shell.ranks(command, 2, TORCHELASTIC_RESTART_COUNT="1").succeeds()
     script = patch(shell.folder, "gpt/metrics.py", float64 + UNDO_STEP)
     shell.ranks(f"{script} {options} undone.pt --batch_size 16", 1).succeeds()
     models = [load_gpt(shell.folder / path)["model"].values() for path in ("s", "undone.pt")]

@@ -9,6 +9,7 @@ import signal
 import pytest
 import torch
 from helpers import (
+    AOT_EAGER,
     CLOCK,
     LIMIT_MEMORY,
     MEASURE_MEMORY,
@@ -224,6 +225,13 @@ def test_compiled(shell, name):
     breaks, graphs = (".*", 6) if with_experts else ("{}", 2)
     found = re.findall(rf"(\d+) graphs, 0 of any size, breaks: {breaks} high", job.succeeds())
     assert sorted(map(int, found)) == [graphs] * ranks + [2 * graphs] * ranks
+
+
+@pytest.mark.parametrize("name", first(0, ["moe.py", "documents.py", "muon.py", "three_d.py"]))
+def test_compiled_is_equal(shell, name):
+    """Traced forward and backward, and with recomputation where the layout has it."""
+    ranks, options = LAYOUTS[name][0]
+    assert_split_is_one_rank(shell, name, [(ranks, f"{options} --compile")], AOT_EAGER)
 
 
 # Ranks, file and options; each resumes what the one before has saved.
@@ -614,7 +622,7 @@ def test_local_sgd_on_other_nodes(shell):
 
     All have ended with the same weights, also where an evaluation came before the last outer step.
     """
-    start_local_sgd(shell, "ab", options="--sync_every 3 --eval_every_steps 20").succeeds()
+    start_local_sgd(shell, "ab", options="--sync_every 3 --eval_every_steps 19").succeeds()
     ends = [load_gpt(shell.folder / "local")[node]["model"] for node in ("node_0", "node_1")]
     assert equal_snapshots(*ends)
     job = start_local_sgd(shell, "abc", epochs=2)

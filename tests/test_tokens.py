@@ -38,6 +38,8 @@ def test_prepared(tmp_path):
     assert result.returncode == 0 and not result.stderr, result.stderr
     shards = sorted((tmp_path / "tokens").glob("*.uint16"))
     sizes = [path.stat().st_size for path in shards]
+    lines = "".join(f"{path.name} {path.stat().st_size}\n" for path in shards)
+    assert (tmp_path / "tokens" / "sizes.txt").read_text() == lines
     assert len(sizes) > 2 and set(sizes[:-1]) == {2000} and sizes[-1] <= 2000
     data = b"".join(path.read_bytes() for path in shards)
     tokens = torch.frombuffer(bytearray(data), dtype=torch.uint16).tolist()
@@ -140,11 +142,17 @@ def test_bad_input(tmp_path, shell):
     shell.ranks("gpt/tokens.py").fails(
         "no tokens in --data tokens: start gpt/prepare_tokens.py first"
     )
-    assert prepare(tmp_path, "tokens --text text").returncode == 0
+    assert prepare(tmp_path, "tokens --text text --shard_tokens 1").returncode == 0
     shell.ranks("gpt/documents.py --end_token EOS").fails("it has no token EOS: set --end_token")
     shell.ranks("gpt/documents.py --end_token a").fails("last document does not end with a")
+    shard = tmp_path / "tokens" / "000001.uint16"
+    whole = shard.read_bytes()  # one token
+    for content in (None, b"", b"a", bytes(4)):
+        shard.unlink() if content is None else shard.write_bytes(content)
+        shell.ranks("gpt/tokens.py").fails("missing, cut or new: sizes.txt lists what was written")
+        shard.write_bytes(whole)
+    (tmp_path / "tokens" / "sizes.txt").unlink()  # as in a folder of an older version
     shell.ranks("gpt/tokens.py").fails("--data has 0 chunks, and")
-    shard = tmp_path / "tokens" / "000000.uint16"
     (tmp_path / "tokens" / "1.uint16").symlink_to("gone")
     shell.ranks("gpt/tokens.py").fails("cannot read --data tokens: ", "No such file", "1.uint16")
     (tmp_path / "tokens" / "1.uint16").unlink()
@@ -153,7 +161,8 @@ def test_bad_input(tmp_path, shell):
     Tokenizer(models.BPE({"a": 0}, [])).save(str(tmp_path / "tokens" / "tokenizer.json"))
     error = "it has no token for the end of a line: set --generate 0"
     shell.ranks("gpt/tokens.py --generate 1").fails(error)
-    shard.rename(tmp_path / "tokens" / "000000.bin")
+    for path in (tmp_path / "tokens").glob("*.uint16"):
+        path.unlink()
     shell.ranks("gpt/tokens.py").fails("no tokens in --data tokens: ")
 
 
@@ -195,7 +204,8 @@ def test_vocabulary_of_llama_3(shell):
     assert tokens == [*numbers, 128_255]
     options = f"1 1 --data tokens {TINY} --context 8 --val_tokens 8 --batch_size 16"
     script = patch(shell.folder, "gpt/tokens.py", SHORT_GPT)
-    shell.ranks(f"{script} {options}").succeeds()
+    output = shell.ranks(f"{script} {options}").succeeds()
+    assert "496 tokens to train on, 8 to validate on, 7 in neither" in output
     assert load_gpt(shell.folder / "snapshot")["shape"].endswith("vocab_size=128256")
     save_tokenizer(shell.folder / "tokens" / "tokenizer.json", 128_200)
     job = shell.ranks(f"{script} {options} --snapshot_path other")

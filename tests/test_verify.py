@@ -51,9 +51,17 @@ OTHER_DATA = {
     "labels": "self.inputs, self.targets + (order % 3 == 1)[:, None]",  # of one class
     "half": "self.inputs[order // 2 * 2], self.targets[order // 2 * 2]",
 }
+# Each rank adds other noise to the gradients, after DDP has averaged them.
+GRADIENT_NOISE = """
+@before(torch.optim.SGD, "step")
+def add_noise(self):
+    weight = self.param_groups[0]["params"][0]
+    weight.grad += torch.randn_like(weight)
+"""
 SAME_GPU_STATE = "torch.cuda.get_rng_state = lambda: torch.zeros(16, dtype=torch.uint8)"
 FAULTS = {
     "frozen": (FROZEN + at_step(25, CHANGE_FROZEN), r"step 30: scale differs on ranks \[2\]"),
+    "noise": (GRADIENT_NOISE, r"step 1: net1.weight differs on ranks \[0, 1, 2\]"),
     "late": (at_step(25, LATE), r"step 30: late differs on ranks \[0, 1, 2\]"),
     "same shard": (SAME_SHARD, r"step 1: sample 0 of rank 2 is also on rank 0"),
     "own order": (OWN_ORDER, r"step \d+: sample \d+ of rank [12] is also on rank [01]"),

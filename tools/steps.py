@@ -57,19 +57,19 @@ BY_HAND = [
 ]
 GPT = [
     Step("preemptible.py", "gpt/gpt.py", 146),  # the model comes
-    Step("gpt/gpt.py", "gpt/schedule.py", 70),
-    Step("gpt/schedule.py", "gpt/metrics.py", 51),
+    Step("gpt/gpt.py", "gpt/schedule.py", 78),
+    Step("gpt/schedule.py", "gpt/metrics.py", 53),
     Step("gpt/metrics.py", "gpt/pretrain.py", 65),
     Step("gpt/pretrain.py", "gpt/dcp.py", 84),
     Step("gpt/dcp.py", "gpt/fsdp.py", 43),
     Step("gpt/fsdp.py", "gpt/accumulate.py", 22),
-    Step("gpt/accumulate.py", "gpt/async_save.py", 47),
-    Step("gpt/async_save.py", "gpt/tokens.py", 87),
+    Step("gpt/accumulate.py", "gpt/async_save.py", 48),
+    Step("gpt/async_save.py", "gpt/tokens.py", 93),
     Step("gpt/tokens.py", "gpt/llama.py", 111),
     Step("gpt/llama.py", "gpt/documents.py", 57),
     Step("gpt/llama.py", "gpt/chunked_loss.py", 27),
-    Step("gpt/accumulate.py", "gpt/finetune.py", 212),  # 104 of them are the GPT, which goes
-    Step("gpt/finetune.py", "gpt/finetune_chat.py", 81),
+    Step("gpt/accumulate.py", "gpt/finetune.py", 235),  # 104 of them are the GPT, which goes
+    Step("gpt/finetune.py", "gpt/finetune_chat.py", 89),
     Step("gpt/fsdp.py", "gpt/hsdp.py", 17),
     Step("gpt/fsdp.py", "gpt/tensor_parallel.py", 46),
     Step("gpt/llama.py", "gpt/llama_tensor_parallel.py", 67),
