@@ -2,10 +2,12 @@
 
 Starts slurm/elastic_ddp.sbatch on a pocket cluster and injects so many faults, each of a random
 type, on a random node, at a random moment, half of them before the job is up again. Every type
-comes once before one comes again. The snapshot is on a shared disk or, with --local-disks, each
-node has its own. At the end: did the job ever resume from an older snapshot than it had logged, and
-are its weights those of singlegpu.py, undisturbed? Both compute in float64, since in float32 the
-rounding of so many steps would hide a fault's traces. every_kill.py kills ranks, at each point.
+comes once before one comes again. After the last one, the ranks are restarted, and train some
+epochs more: the job lasts as long as the faults do, on any machine. The snapshot is on a shared
+disk or, with --local-disks, each node has its own. At the end: did the job ever resume from an
+older snapshot than it had logged, and are its weights those of singlegpu.py, undisturbed? Both
+compute in float64, since in float32 the rounding of so many steps would hide a fault's traces.
+every_kill.py kills ranks, at each point.
 """
 
 import argparse
@@ -28,7 +30,9 @@ from tools.steps import ROOT
 
 NODES = ("node1", "node2", "node3")
 LOCAL_SNAPSHOT = "/dev/shm/snapshot.pt"  # on each node its own
-EPOCHS_PER_FAULT = 40
+EPOCHS = 10**6  # more than it trains until all faults are injected
+EPOCHS_AFTER = 40
+TOTAL = Path("total_epochs")  # the scripts read it when they start
 TIMEOUT_S = 400  # without a new snapshot in the log: several times what the slowest fault costs
 
 
@@ -111,12 +115,11 @@ class ChaosRun:
     def __init__(self, args):
         self.args = args
         self.started, self.last_rescheduled = time.monotonic(), -math.inf
-        self.epochs = str(args.faults * EPOCHS_PER_FAULT)
-        script = "elastic_ddp.py"
-        if args.local_disks:
-            script = f"own_disks.py --snapshot_path {LOCAL_SNAPSHOT}"
+        script = "own_disks.py" if args.local_disks else "elastic_ddp.py"
         command = f"--gpus-per-node=1 elastic_ddp.sbatch {script}"
-        command += f" {self.epochs} {self.epochs} --save_every_steps 16 --timeout 0.5"
+        command += f" {EPOCHS} {EPOCHS} --save_every_steps 16 --timeout 0.5"
+        if args.local_disks:
+            command += f" --snapshot_path {LOCAL_SNAPSHOT}"
         self.log_event(f"$ sbatch {command}")
         self.job = run("sbatch", "--parsable", *command.split()).strip()
         self.log = Path(f"elastic_ddp-{self.job}.out")
@@ -157,8 +160,13 @@ class ChaosRun:
         self.wait(lambda: len(self.positions()) > saved)
 
     def settled(self):
-        """Returns whether the job runs, for Slurm, and no other job is left."""
-        return run("squeue", "--noheader", "--format=%i %T").split() == [self.job, "RUNNING"]
+        """Returns whether the job runs on all nodes, and no other job is left.
+
+        Where a node has left it, srun ends it a minute later, and it is requeued.
+        """
+        sizes = re.findall(r"rank \d of (\d) starts", self.read())
+        queue = run("squeue", "--noheader", "--format=%i %T").split()
+        return sizes[-1:] == [str(len(NODES))] and queue == [self.job, "RUNNING"]
 
     def position(self):
         return "after epoch {}, sample {}".format(*[(0, 0), *self.positions()][-1])
@@ -203,8 +211,19 @@ class ChaosRun:
             fault(node, self.job)
             injected[fault] += 1
         self.log_event("all faults are injected")
-        self.wait()
+        self.end_soon()
         return injected
+
+    def end_soon(self):
+        """Kills all ranks when they have saved after the last fault; torchrun restarts them."""
+        self.wait(self.settled)
+        self.wait_for_snapshot()
+        epochs, _ = max(self.positions(), default=(0, 0))
+        TOTAL.write_text(str(epochs + EPOCHS_AFTER))
+        for node in NODES:
+            kill(node, "LOCAL_RANK=")
+        self.log_event(f"restarted, {self.position()}: continues to epoch {epochs + EPOCHS_AFTER}")
+        self.wait()
 
 
 def prepare(folder):
@@ -221,8 +240,10 @@ def prepare(folder):
     (folder / "slurm" / "requeue.sh").chmod(0o755)
     for script in ("singlegpu.py", "elastic_ddp.py", "recipes/own_disks.py"):
         (folder / Path(script).name).write_text(
-            "import runpy, torch\n"
+            "import pathlib, runpy, sys, torch\n"
             "torch.set_default_dtype(torch.float64)\n"
+            f"total = pathlib.Path({str(TOTAL)!r})\n"
+            "sys.argv[1] = total.read_text() if total.exists() else sys.argv[1]\n"
             f"runpy.run_path({str(ROOT / script)!r}, run_name='__main__')\n"
         )
 
@@ -245,7 +266,7 @@ def inside(args):
     faults = chaos.inject_faults()
     state = re.search(r"JobState=(\w+)", run("scontrol", "show", "job", chaos.job))[1]
     chaos.log_event(f"job {state} {chaos.position()}; the same without faults ...")
-    options = f"{chaos.epochs} {chaos.epochs} --batch_size=64 --snapshot_path=reference.pt"
+    options = f"{EPOCHS} {EPOCHS} --batch_size=64 --snapshot_path=reference.pt"
     command = [sys.executable, "singlegpu.py", *options.split()]
     subprocess.run(command, stdout=subprocess.DEVNULL, check=True, timeout=3600)
     weights = newest_snapshot(args.local_disks)["model"].values()
@@ -272,6 +293,7 @@ def main():
     args = parser.parse_args()
     if args.faults < 1:
         parser.error("faults must be 1 or more")
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
     disks = "local" if args.local_disks else "shared"
     folder = ROOT / "runs" / f"chaos-{disks}-{args.seed}"
     if args.inside:
