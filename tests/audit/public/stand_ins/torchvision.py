@@ -72,5 +72,5 @@ def __getattr__(name):
 
 CIFAR10 = CIFAR100 = FakeData = ImageFolder
 FashionMNIST = MNIST
-resnet50 = vit_b_16 = resnet18
+resnet50 = resnet18
 download_url = make_grid = save_image
