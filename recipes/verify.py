@@ -122,9 +122,12 @@ class Trainer:
         return self.total_loss.item() / self.train_loader.sampler.total_size
 
     def _verify(self, step, inputs):
-        """Exits if weights differ between ranks, or if ranks share a sample or a random state."""
+        """Exits if weights or targets differ between ranks, or if they share samples or states."""
         powers = POWERS.to(self.device)
         weights = {name: digest(p, powers) for name, p in self.model.module.named_parameters()}
+        dataset = self.train_loader.dataset
+        for i in range(0, len(dataset), max(1, len(dataset) // 16)):
+            weights[f"target {i}"] = digest(torch.as_tensor(dataset[i][1]))
         unique = {f"sample {i}": digest(sample, powers) for i, sample in enumerate(inputs)}
         unique["random state"] = digest(torch.get_rng_state())
         if self.device.type == "cuda":

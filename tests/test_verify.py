@@ -39,10 +39,19 @@ def seed_without_rank(seed):
 torch.manual_seed = seed_without_rank
 """
 SAME_GPU_STATE = "torch.cuda.get_rng_state = lambda: torch.zeros(16, dtype=torch.uint8)"
+# As where they are numbered in the order of a set; the data set's first samples have all one label.
+OWN_LABELS = """
+class Dataset(script.ToyDataset):
+    def __init__(self, size):
+        super().__init__(size)
+        self.targets[size // 2 :] += os.environ["RANK"] == "2"
+script.ToyDataset = Dataset
+"""
 FAULTS = {
     "frozen": (FROZEN + at_step(25, CHANGE_FROZEN), r"step 30: scale differs on ranks \[2\]"),
     "late": (at_step(25, LATE), r"step 30: late differs on ranks \[0, 1, 2\]"),
     "same shard": (SAME_SHARD, r"step 1: sample 0 of rank 2 is also on rank 0"),
+    "own labels": (OWN_LABELS, r"step 1: target 1024 differs on ranks \[2\]"),
     "own order": (OWN_ORDER, r"step \d+: sample \d+ of rank [12] is also on rank [01]"),
     "GPU": (SAME_GPU_STATE, "step 1: random state of the GPU of rank 1 is also on rank 0"),
     "same seed": (SAME_SEED, "step 1: random state of rank 1 is also on rank 0"),

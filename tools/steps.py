@@ -40,7 +40,7 @@ RECIPES = [
     Step("recipes/tensorboard_logging.py", "recipes/monitor.py", 47),
     Step("recipes/monitor.py", "recipes/stragglers.py", 39),
     Step("multinode.py", "recipes/profiler.py", 16),
-    Step("multinode.py", "recipes/verify.py", 37),
+    Step("multinode.py", "recipes/verify.py", 40),
     Step("multinode.py", "recipes/fsdp.py", 54),
 ]
 LATER_RECIPES = [  # of stages that save within an epoch
