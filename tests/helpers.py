@@ -33,6 +33,12 @@ def run(*command, folder=ROOT, **options):
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, **options)
 
 
+def own_modules(folder):
+    """Writes modules of a reader's, of the names that those of the tools have, but for a "_"."""
+    for path in [ROOT / "tools", *(ROOT / "tools").rglob("_*.py")]:
+        (folder / f"{path.stem.strip('_')}.py").write_text("OWN = True")
+
+
 def long(*values):
     """Returns parameters whose tests are among the long ones."""
     return [pytest.param(value, marks=pytest.mark.long) for value in values]

@@ -1,10 +1,11 @@
 """tools.audit finds the faults of tests/audit/faults.txt, and none in right scripts."""
 
 import pytest
-from helpers import first, run
+from helpers import first, own_modules, run
 
 from tools.audit.__main__ import parse_args
 from tools.audit.questions import Audit
+from tools.launch.jobs import Shell
 from tools.steps import ROOT
 
 SCRIPTS = ROOT / "tests" / "audit"
@@ -12,8 +13,8 @@ _, *EDITS = (SCRIPTS / "faults.txt").read_text().splitlines()
 RIGHT = [path.name for path in sorted(SCRIPTS.glob("*.py"))]
 
 
-def audit(folder, script):
-    audit = Audit(parse_args([str(script)]), folder)
+def audit(folder, script, *arguments):
+    audit = Audit(parse_args([str(script), *arguments]), folder)
     try:
         return audit.ask()
     finally:
@@ -35,10 +36,24 @@ def test_fault(tmp_path, edit):
 
 @pytest.mark.parametrize("script", first(1, RIGHT))
 def test_right_script(tmp_path, script):
-    found = audit(tmp_path, SCRIPTS / script)
+    own_modules(tmp_path)
+    source = (SCRIPTS / script).read_text()
+    (tmp_path / script).write_text(f"from probe import OWN\nfrom tools import OWN\n{source}")
+    found = audit(tmp_path, tmp_path / script)
     assert {f.text for f in found if f.kind in ("wrong", "look")} <= {
         "at SIGTERM, nothing is saved"
     }
+
+
+@pytest.mark.long
+def test_data_workers_that_get_signals(tmp_path):
+    """As under torchrun, which signals each rank's whole process group."""
+    source = (ROOT / "preemptible.py").read_text().replace("=start_own_session", "=print")
+    (tmp_path / "faulty.py").write_text(source)
+    found = audit(tmp_path, tmp_path / "faulty.py", "2", "1", "--num_workers=1")
+    (place,) = [f.place for f in found if f.kind == "wrong" and "worker_init_fn" in f.text]
+    line = source.splitlines()[int(place.rpartition(":")[2]) - 1]
+    assert "self.train_loader" in line
 
 
 @pytest.mark.long
@@ -49,6 +64,20 @@ def test_what_is_saved_elsewhere_is_not_risked(tmp_path):
     kill = "how it survives a kill: it saves to "
     assert any(f.text.startswith(kill) for f in audit(tmp_path, tmp_path / "saves.py"))
     assert [*tmp_path.glob("first*")] and not [*tmp_path.glob("killed*")]
+
+
+@pytest.mark.long
+def test_ranks_differ_as_in_life(tmp_path):
+    """The hashes of two ranks differ, and are exchanged at a restart; so do random numbers."""
+    script = tmp_path / "prints.py"
+    script.write_text("import numpy, os; print(os.environ['RANK'], hash('a'), numpy.random.rand())")
+    shell = Shell(tmp_path, as_in_life=True)
+    runs = [shell.ranks_on([tmp_path] * 3, str(script)).succeeds().splitlines() for _ in range(2)]
+    lines = [[line.split() for line in sorted(run)] for run in runs]
+    first, again = ([hashed for _, hashed, _ in run] for run in lines)
+    assert first[0] == first[2] == again[1] != first[1] == again[0]
+    assert len({number for run in lines for *_, number in run}) == 6
+    shell.end_all()
 
 
 def test_misuse(tmp_path):

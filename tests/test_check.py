@@ -6,7 +6,7 @@ import sys
 import time
 
 import pytest
-from helpers import first, run
+from helpers import first, own_modules, run
 
 from tools.judge.check import load_task
 from tools.judge.checks import Judge, explanation, judge, toy_task
@@ -43,19 +43,21 @@ def check(*arguments):
 @pytest.mark.long
 def test_a_model_of_ones_own(tmp_path):
     """singlegpu.py with another model, data, loss and optimizer, and with a fault."""
+    own_modules(tmp_path)
     (tmp_path / "task.py").write_text(TASK)
     source = (ROOT / "singlegpu.py").read_text()
     start = source.index("    dataset = ToyDataset")
     end = source.index("    sampler = ")
     own = (
-        "    import task\n    model, dataset, loss_fn, _ = task.make_task()\n    model.to(device)\n"
+        "    import probe, task\n    assert probe.OWN\n"
+        "    model, dataset, loss_fn, _ = task.make_task()\n    model.to(device)\n"
         "    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)\n"
     )
     source = source[:start] + own + source[end:]
     (tmp_path / "own.py").write_text(source.replace("self.total_loss.zero_()", "pass"))
     result = check("singlegpu", tmp_path / "own.py", "--task", tmp_path / "task.py:make_task")
-    assert result.stderr == "1 of 13 checks failed\n", result.stdout + result.stderr
-    assert result.stdout.count("  ok  ") == 12
+    assert result.stderr == "1 of 14 checks failed\n", result.stdout + result.stderr
+    assert result.stdout.count("  ok  ") == 13
     failed = result.stdout.partition("FAIL")[2].split("  ok  ")[0]
     title, why = explanation("loss")
     assert title in failed and "it logs" in failed

@@ -50,8 +50,8 @@ def write_log():
 """
 RECORD = f"""
 sys.path[:0] = {PATHS!r}
-import watch_recorder
-watch_recorder.install()
+import _watch_recorder
+_watch_recorder.install()
 """
 # How often the ranks ask whether to stop would depend on the time.
 ASK_ALWAYS = """

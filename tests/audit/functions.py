@@ -8,6 +8,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
+NAMES = ("cat", "dog", "fox", "owl", "pig", "rat")
+
+
+class Heads(nn.ModuleDict):
+    def forward(self, inputs):
+        return sum(head(inputs) for head in self.values())
+
 
 def save(model, optimizer, epoch):
     state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
@@ -30,7 +37,8 @@ def train(local_rank):
     data = [{"x": x, "y": x.sum()} for x in torch.randn(64, 4, generator=generator)]
     sampler = DistributedSampler(data)
     loader = DataLoader(data, batch_size=4, sampler=sampler)
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)).cuda()
+    heads = Heads({name: nn.Linear(8, 1) for name in NAMES})
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), heads).cuda()
     optimizer = torch.optim.Adam(model.parameters())
     first = load(model, optimizer) if os.path.exists("last.pt") else 0
     model = DistributedDataParallel(model, device_ids=[local_rank])

@@ -80,16 +80,16 @@ class Data:
 
     def look_at_copies(self, shares):
         """Looks whether a data set is the same on all ranks, where they draw from the same one."""
-        found = {share["sample"] for share in shares}
+        found = {share["inputs"] for share in shares}
         if not shares or any(share["shuffle"] is None for share in shares):
             return  # without a DistributedSampler, a rank may have data of its own
         if "" in found:
             self.say("unseen", None, "whether a sample is the same on all ranks")
         elif len(found) > 1:
-            text = "sample 0 is not the same on all ranks: each makes, splits or shuffles its data"
+            text = "samples are not the same on all ranks: each makes, splits or shuffles its data"
             self.say("wrong", shares[0], text, "your_project.md#what-to-check")
-        else:
-            self.say("ok", None, "sample 0 is the same on all ranks")
+        elif len({share["targets"] for share in shares}) == 1:
+            self.say("ok", None, "samples are the same on all ranks")
 
     def look_at_order(self, first, second):
         length = min(len(first["indices"]), len(second["indices"]))

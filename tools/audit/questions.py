@@ -24,11 +24,12 @@ for name in {unset}:
     os.environ.pop(name, None)
 sys.argv[0] = {script!r}
 sys.path[:1] = {paths}
-import runpy, audit_inside
-audit_inside.install()
+import runpy, _audit_inside
+_audit_inside.install()
 runpy.run_path({script!r}, run_name="__main__")
 """
 OF_TORCHRUN = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR MASTER_PORT"
+DIVERGE = "recipes/verify.md#what-makes-ranks-diverge"
 GROUP = "multigpu.md#the-process-group"
 
 
@@ -47,12 +48,14 @@ class Audit(Training, Data, Snapshots):
     def __init__(self, args, folder):
         self.args = args
         self.folder = folder
-        self.shell = Shell(folder)
+        self.shell = Shell(folder, as_in_life=True)
         self.text = sources(args.script)
         self.launcher = args.launcher or launcher(self.text, args.ranks).split()[0]
         self.gpus = "cuda" in self.text or "accelerator" in self.text
         self.findings = []
-        self.whole = None  # a run with a seed
+        self.started = []  # the runs so far
+        self.unordered = False  # whether parameters have another order in each process
+        self.whole = None  # one with a seed
 
     def say(self, kind, event, text, page=""):
         """Keeps a finding, once; `event` has its place in the script."""
@@ -75,6 +78,11 @@ class Audit(Training, Data, Snapshots):
         run = Run([job], events, self.args.script, 2 * self.args.seconds)
         run.limited = (events / "limited").exists()
         run.home = self.folder / name
+        self.started.append(run)
+        for kind, text, place in self.started[0].differences(run):
+            self.unordered |= "parameter" in kind
+            by_name = "distributed.checkpoint" in self.text and "optimizer" in kind
+            self.say("look" if by_name else "wrong", {"place": place}, text, DIVERGE)
         return run
 
     def whole_run(self, keep=""):
@@ -108,9 +116,11 @@ class Audit(Training, Data, Snapshots):
     def ask(self):
         run = self.first_run()
         never = [event for event in run.events if "no_gradient" in event]
-        if run.hangs and not run.steps and len(set(re.findall(r"in line \d+", run.hangs))) < 2:
+        wrong = any(finding.kind == "wrong" for finding in self.findings)
+        waits = len(set(re.findall(r"in line \d+", run.hangs)))
+        if run.hangs and not (run.steps or wrong) and waits < 2:
             raise CannotRunError(run.hangs)  # it may still prepare its data
-        if not (run.steps or run.hangs or never):
+        if not (run.steps or run.hangs or never or wrong):
             raise CannotRunError("\n".join(run.lines()[-12:]) or "It has printed nothing.")
         self.look_at_end(run)
         saved = [Path(event["saved"]).resolve() for event in run.events if event.get("saved")]

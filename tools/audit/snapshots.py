@@ -1,6 +1,7 @@
 """What tools.audit asks of snapshots: who writes them, how, and what a kill costs."""
 
 import contextlib
+import re
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -133,6 +134,11 @@ class Snapshots:
         elif saved and "gloo/" in stopped.output:
             text = "after SIGTERM, a rank stops, and another fails in a collective"
             self.say("wrong", None, text, page)
+        elif re.search(r"DataLoader worker.*(killed|exited)", stopped.output):
+            text = "SIGTERM, which torchrun sends to data workers, too, ends them, and their rank"
+            text += " fails before it saves: let worker_init_fn call os.setsid()"
+            loader = next((event for event in stopped.events if "iterator" in event), None)
+            self.say("wrong", loader, text, f"{page}#data-workers")
         elif saved and len(stopped.steps[0]) < total:
             self.say("ok", None, f"SIGTERM in step {at + 1}: it saves after {saved[0]}, and ends")
         elif len(stopped.steps[0]) == total:

@@ -278,6 +278,8 @@ class Training:
     def why_not_alone(self, run, ranks):
         """Says why a step cannot be compared with that of one process, if so."""
         samples = [sample for step in ranks for sample in step["samples"]]
+        if self.unordered:
+            return "its parameters have another order there"
         if not any("iterator" in event for event in run.events):
             return "it has no DataLoader"
         if any(step["sharded"] for step in ranks) or len({len(s["own"]) for s in ranks}) > 1:

@@ -26,7 +26,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from tools.launch.jobs import Ranks, TimeLimit
+from tools.launch.jobs import SERVERS, Ranks, TimeLimit
 from tools.launch.patched import patch
 from tools.launch.snapshots import (
     equal_snapshots,
@@ -117,7 +117,7 @@ class Run:
         if "--model" in options:
             # Else, each rank imports them, for seconds.
             modules = ["transformers.models.llama.modeling_llama", "torch.distributed.checkpoint"]
-            Ranks.fork_context.set_forkserver_preload(modules)
+            SERVERS[0].set_forkserver_preload(modules)
             make_model(self.folder / "model", "Llama")
             write_chats(self.folder / "text", 24 + 8)
 

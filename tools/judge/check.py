@@ -24,7 +24,7 @@ def load_task(name):
     path, _, function = name.partition(":")
     if not (Path(path).is_file() and function):
         sys.exit(f"--task {name} is not a file and its function, such as my_model.py:make_task")
-    sys.path.insert(0, str(Path(path).resolve().parent))
+    sys.path.insert(1, str(Path(path).resolve().parent))  # behind the tools, which ranks import
     spec = importlib.util.spec_from_file_location("task", path)
     module = sys.modules["task"] = importlib.util.module_from_spec(spec)
     try:

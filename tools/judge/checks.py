@@ -39,7 +39,7 @@ from tools.launch.jobs import Shell, free_port, pretend_gpus
 from tools.launch.snapshots import load, load_gpt, max_abs_diff, write_text
 from tools.steps import ROOT
 from tools.steps import STAGES as CHAIN
-from tools.witness.witness import hashes
+from tools.witness._witness import hashes
 
 PROBE = ROOT / "tools" / "judge" / "probe"
 WITNESS = ROOT / "tools" / "witness"
@@ -69,7 +69,7 @@ class Judge:
         self.file = file.resolve()
         self.task = task
         self.folder = folder
-        self.shell = Shell(folder)
+        self.shell = Shell(folder, as_in_life=True)
         write_text(folder / "text", VAL_CHUNKS + CHUNKS, 8)
 
     def run(self, total, snapshot, more="", save_every=1, launchers=(), nodes=(), gpus=0, **probe):
@@ -103,7 +103,7 @@ class Judge:
             "import torch.multiprocessing\n"
             "for module in (multiprocessing, torch.multiprocessing):  # for the script to choose\n"
             "    module.set_start_method = lambda method, force=False: None\n"
-            f"import probe\nprobe.install()\n{FORK_RANKS if starts_its_ranks else ''}"
+            f"import _probe\n_probe.install()\n{FORK_RANKS if starts_its_ranks else ''}"
             f"runpy.run_path({str(self.file)!r}, run_name='__main__')\n"
         )
         nodes = ["."] if starts_its_ranks else nodes or ["."] * self.stage.processes
@@ -235,6 +235,10 @@ class Judge:
             full, left = divmod(len(self.indices), self.stage.batch)
             if left and min(map(len, self.straight.steps)) == full:
                 message += f" Is a rank's shard empty where the last batch has {left} samples?"
+        message += "".join(
+            f" In line {place.rpartition(':')[2]}: {text}."
+            for _, text, place in self.straight.differences()
+        )
         self.straight.require(self.straight.succeeded, message)
         self.straight.require(self.straight.steps, "No step of an optimizer was seen.")
 
@@ -242,6 +246,11 @@ class Judge:
         sizes = [steps[0]["world_size"] for steps in self.straight.steps]
         if sizes != [self.stage.processes] * self.stage.processes:
             raise WrongError(f"{len(sizes)} processes trained, in process groups of {sizes}.")
+
+    def check_names(self):
+        again = [self.first_epoch] if "seed" in self.stage.checks else []
+        for _, text, place in self.straight.differences(*again):
+            raise WrongError(f"In line {place.rpartition(':')[2]}: {text}.")
 
     def check_batch(self):
         sizes = {len(batch) for batch in self.straight.batches()[: self.epoch_steps - 1]}

@@ -18,6 +18,40 @@ STACK = re.compile(
 )
 
 
+SETS = "the order of a set is another one in each process: sort it"
+
+
+def differences(one, other):
+    """Yields what two processes have in another order, or other targets of samples, and where."""
+    orders = [[event for event in events if "order" in event] for events in (one, other)]
+    for mine, others in zip(*orders, strict=False):
+        pairs = list(zip(mine["tensors"], others["tensors"], strict=False))
+        number = next((n for n, (a, b) in enumerate(pairs) if a != b), None)
+        names = [[name for name, _ in event["tensors"]] for event in (mine, others)]
+        if (
+            number is None
+            or mine["order"] != others["order"]
+            or sorted(names[0]) != sorted(names[1])
+        ):
+            continue  # or these are parts of a model
+        (a, shape), (b, other_shape) = pairs[number]
+        if a != b:
+            parts = a.split(".")
+            prefixes = (".".join(parts[: n + 1]) for n in range(len(parts)))
+            child = next(prefix for prefix in prefixes if not f"{b}.".startswith(f"{prefix}."))
+            place = mine["places"].get(child, mine["place"])
+            text = f"{mine['order']} {number + 1} is {a} in one process, and {b} in another: {SETS}"
+            yield mine["order"], text, place
+        elif mine["ddp"]:
+            text = f"{a} has the shape {shape} in one process, and {other_shape} in another"
+            yield mine["order"], text, mine["places"].get(a, mine["place"])
+    seen = [[event for event in events if event.get("targets")] for events in (one, other)]
+    for mine, others in zip(*seen, strict=False):
+        if mine["inputs"] == others["inputs"] and mine["targets"] != others["targets"]:
+            text = f"the same samples have other targets in another process: {SETS}"
+            yield "targets", text, mine["place"]
+
+
 class WrongError(Exception):
     """What a check has seen that is wrong."""
 
@@ -112,6 +146,13 @@ class Run:
                 lines += [*frame, line]
                 frame = []
         return lines + frame
+
+    def differences(self, *runs):
+        """Yields in what the processes of this run, and of others, differ from its first one."""
+        processes = [events for run in (self, *runs) for events in run.processes]
+        ordered = [events for events in processes if any("order" in e for e in events)]
+        for events in ordered[1:]:
+            yield from differences(ordered[0], events)
 
     @property
     def succeeded(self):

@@ -42,13 +42,13 @@ class Stage(NamedTuple):
         return bool({"steps", "signal"} & {*self.checks.split()})
 
 
-ONE = "starts batch samples order weights loss save log snapshot seed resume previous"
+ONE = "starts names batch samples order weights loss save log snapshot seed resume previous"
 SEVERAL = ONE.replace("starts", "starts processes").replace("seed", "seed dropout")
 MULTINODE = Stage(f"{SEVERAL} gpus device restart disks")
 BY_HAND = Stage(f"{SEVERAL} gpus device restart", TORCHRUN, own_weights=True)
 SIGNALS = f"{SEVERAL} gpus device restart signal"
 FSDP = Stage(  # resume: see signal
-    "starts processes batch samples order weights loss log device signal sharded",
+    "starts processes names batch samples order weights loss log device signal sharded",
     options=GPT_OPTIONS,
     batch=16,
     max_diff=1e-9,  # in float64
@@ -56,7 +56,7 @@ FSDP = Stage(  # resume: see signal
 )
 WHOLE = FSDP.checks.replace(" sharded", "")
 DDP = f"{WHOLE} save"
-SPLIT = FSDP._replace(checks="starts processes weights loss log device signal")
+SPLIT = FSDP._replace(checks="starts processes names weights loss log device signal")
 STAGES = {
     "singlegpu": Stage(f"{ONE} device", PYTHON, "--batch_size 48", 1),
     "multigpu": Stage(f"{SEVERAL} gpus device", PYTHON),
@@ -99,7 +99,12 @@ STAGES = {
 }
 
 
-FIRST = {"starts", "processes", "seed"}  # what must be right before anything else can be judged
+FIRST = {
+    "starts",
+    "processes",
+    "names",
+    "seed",
+}  # what must be right before anything else can be judged
 NEEDED = {
     "weights": {"samples"},
     "loss": {"samples", "weights"},

@@ -8,6 +8,7 @@ import runpy
 import sys
 import threading
 
+import numpy
 import torch
 from torch.distributed import TCPStore
 
@@ -29,9 +30,12 @@ def run(script, arguments, variables, folder, log, disk_is_full, listener):
     os.environ.clear()
     os.environ.update(variables)
     torch.set_num_threads(1)
+    numpy.random.seed()  # else all that one process has forked draw the same numbers
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tools"]:
+        del sys.modules[name]  # the script may have a package of this name
     if "PRETEND_GPUS" in variables and variables.get("CUDA_VISIBLE_DEVICES") != "":
         sys.path.insert(1, f"{os.path.dirname(__file__)}/pretend_gpus")
-        importlib.import_module("pretend_tensor")
+        importlib.import_module("_pretend_tensor")
     if disk_is_full:
         hard_limit = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
         resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, hard_limit))

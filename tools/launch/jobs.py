@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 import uuid
+from multiprocessing import forkserver
 from pathlib import Path
 
 from tools.launch import forked
@@ -108,6 +109,12 @@ def environment():
     ours = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "MASTER_"))}
     path = f"{Path(sys.executable).parent}:{ours['PATH']}"
     return ours | {"PATH": path, "OMP_NUM_THREADS": "1"}
+
+
+def send_signal(pid, signum):
+    """Sends a rank a signal as torchrun does: to the process group that it leads, if it does."""
+    with contextlib.suppress(ProcessLookupError):  # it has just ended
+        (os.killpg if os.getpgid(pid) == pid else os.kill)(pid, signum)
 
 
 class Job:
@@ -217,20 +224,42 @@ def torchrun_variables(rank, folders):
     return {name: str(value) for name, value in world.items()}
 
 
+class Server(forkserver.ForkServer):
+    """A process that forks ranks, with a seed of its own for the hashes that order sets."""
+
+    def __init__(self, hash_seed):
+        super().__init__()
+        self.hash_seed = hash_seed
+        self.set_forkserver_preload(
+            ["torch", "torch._dynamo", "torch.distributed.checkpoint", "tqdm"]
+        )
+
+    def ensure_running(self):
+        os.putenv("PYTHONHASHSEED", self.hash_seed)  # not for what is started otherwise
+        super().ensure_running()
+        os.unsetenv("PYTHONHASHSEED")
+
+    def start(self, process):
+        forkserver.connect_to_new_process = self.connect_to_new_process
+        process.start()
+
+
+SERVERS = (Server("1"), Server("2"))  # each starts when it is first needed
+
+
 class Ranks(Job):
     """A process for each of `folders`, with what torchrun would tell it; all print into one log.
 
     Most of the time of a short training is the import of torch. Here a process that has done it
     forks the ranks, for tests in which it does not matter how the ranks are started. torch._dynamo
     is what the first optimizer of a process imports.
+
+    The `servers` take turns.
     """
 
-    fork_context = multiprocessing.get_context("forkserver")
-    fork_context.set_forkserver_preload(
-        ["torch", "torch._dynamo", "torch.distributed.checkpoint", "tqdm"]
-    )
+    process = multiprocessing.get_context("forkserver").Process
 
-    def __init__(self, command, folders, variables, full_disk_folders):
+    def __init__(self, command, folders, variables, full_disk_folders, servers=SERVERS[:1]):
         script, *arguments = shlex.split(command)
         self.folders = folders
         self.log = new_log(folders[0])
@@ -240,6 +269,9 @@ class Ranks(Job):
         address, port = listener.getsockname()
         master = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
         self.ranks = []
+        self.terminated = set()  # each is told once
+        for server in servers:  # they load torch at the same time
+            server.ensure_running()
         for rank, folder in enumerate(folders):
             folder.mkdir(exist_ok=True)
             world = torchrun_variables(rank, folders)
@@ -248,8 +280,8 @@ class Ranks(Job):
             env = environment() | master | world | variables
             more = (folder in full_disk_folders, listener if rank == 0 else None)
             args = (str(ROOT / script), arguments, env, folder, self.log, *more)
-            self.ranks.append(self.fork_context.Process(target=forked.run, args=args))
-            self.ranks[-1].start()
+            self.ranks.append(self.process(target=forked.run, args=args))
+            servers[rank % len(servers)].start(self.ranks[-1])
         listener.close()
 
     def status(self):
@@ -257,14 +289,15 @@ class Ranks(Job):
         # As a launcher does, ends the other ranks of a machine after a failure.
         failed = {folder for folder, code in zip(self.folders, ended, strict=True) if code}
         for rank, folder in zip(self.ranks, self.folders, strict=True):
-            if folder in failed:
-                rank.terminate()
+            if folder in failed and rank.exitcode is None and rank not in self.terminated:
+                self.terminated.add(rank)
+                send_signal(rank.pid, signal.SIGTERM)
         return None if None in ended else max(ended, key=abs)
 
     def signal(self, signum):
         """Sends every rank a signal, as torchrun does when it gets one."""
         for rank in self.ranks:
-            os.kill(rank.pid, signum)
+            send_signal(rank.pid, signum)
 
     def end(self):
         for rank in self.ranks:
@@ -276,10 +309,14 @@ class Ranks(Job):
 
 
 class Shell:
-    """Starts jobs in a folder of theirs, and ends what is left of them."""
+    """Starts jobs in a folder of theirs, and ends what is left of them.
 
-    def __init__(self, folder):
+    With `as_in_life`, sets have another order on every other rank, and after a restart.
+    """
+
+    def __init__(self, folder, as_in_life=False):
         self.folder = folder
+        self.as_in_life = as_in_life
         self.jobs = []
 
     def start(self, command, **variables):
@@ -292,7 +329,10 @@ class Shell:
 
     def ranks_on(self, folders, command, full_disk_folders=(), **variables):
         """Starts a rank in each of the folders, one per node; the disks of some may be full."""
-        self.jobs.append(Ranks(command, folders, variables, full_disk_folders))
+        servers = SERVERS if self.as_in_life else SERVERS[:1]
+        turn = len(self.jobs) % len(servers)
+        servers = servers[turn:] + servers[:turn]
+        self.jobs.append(Ranks(command, folders, variables, full_disk_folders, servers))
         return self.jobs[-1]
 
     def run(self, command, **variables):

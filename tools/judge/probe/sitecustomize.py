@@ -1,3 +1,3 @@
-import probe
+import _probe
 
-probe.install()
+_probe.install()

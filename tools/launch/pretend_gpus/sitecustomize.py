@@ -1,4 +1,4 @@
 import os
 
 if os.environ.get("CUDA_VISIBLE_DEVICES") != "":
-    import pretend_tensor  # noqa: F401
+    import _pretend_tensor  # noqa: F401

@@ -3,6 +3,6 @@ import sys
 
 # Not in torchrun, nor in what multiprocessing starts to clean up.
 if "WATCH_FOLDER" in os.environ and "resource_tracker" not in " ".join(sys.orig_argv):
-    import watch_recorder
+    import _watch_recorder
 
-    watch_recorder.install()
+    _watch_recorder.install()

@@ -3,13 +3,13 @@
 import hashlib
 import random
 
+import _witness as witness
 import numpy
 import torch
-import witness
+from _witness import hashes, place, write
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import dataloader
+from torch.utils.data import RandomSampler, SequentialSampler, dataloader
 from torch.utils.data._utils import fetch
-from witness import hashes, place, write
 
 batch_of = None  # the iterator of a DataLoader whose batch came last
 change = []  # functions that may give the script another batch than the one that came
@@ -71,32 +71,44 @@ def description(iterator):
     sampler = getattr(sampler, "sampler", sampler)  # that of a BatchSampler
     shuffle = getattr(sampler, "shuffle", None)  # of a DistributedSampler
     shares = getattr(sampler, "num_replicas", None)
-    alone = shuffle is not None and iterator._num_workers == 0  # else its workers may open files
+    plain = type(sampler) in (RandomSampler, SequentialSampler)  # whose indices count from 0
+    alone = (plain or shuffle is not None) and iterator._num_workers == 0  # workers may open files
     return {
         "size": len(dataset) if hasattr(dataset, "__len__") else 0,
         "shuffle": shuffle,
         "shares": shares,
-        "sample": first_sample(dataset) if alone else "",
+        **(look_into(dataset) if alone else {"inputs": "", "targets": ""}),
     }
 
 
-def first_sample(dataset):
-    """Returns what tells a data set's first sample from others, or "" if it is always another one.
+def look_into(dataset):
+    """Returns what tells the inputs of some samples, and their targets, from others.
 
-    The script's random numbers stay as they were: a random augmentation here takes others.
+    It is "" if they are always other ones. The script's random numbers stay as they were: a random
+    augmentation here takes others.
     """
     states = torch.get_rng_state(), random.getstate(), numpy.random.get_state()
-    found = set()
+    found = []
     for _ in range(2):
         for seed in (torch.manual_seed, random.seed, numpy.random.seed):
             seed(0)
-        leaves = tree_leaves(dataset[0])
-        parts = [hashes(x.flatten()[None]) if torch.is_tensor(x) else repr(x) for x in leaves]
-        found.add(digest(parts))
+        indices = range(0, len(dataset), max(1, len(dataset) // 8))
+        samples = [list(map(content, tree_leaves(dataset[index]))) for index in indices]
+        found.append((digest([x[:1] for x in samples]), digest([x[1:] for x in samples])))
     torch.set_rng_state(states[0])
     random.setstate(states[1])
     numpy.random.set_state(states[2])
-    return found.pop() if len(found) == 1 else ""
+    inputs, targets = found[0] if found[0] == found[1] else ("", "")
+    return {"inputs": inputs, "targets": targets}
+
+
+def content(leaf):
+    """Returns what tells a leaf of a sample from others, on any rank."""
+    if torch.is_tensor(leaf):
+        return hashes(leaf.flatten()[None])
+    if hasattr(leaf, "tobytes"):  # such as an array, or an image
+        return digest(leaf.tobytes())
+    return leaf if isinstance(leaf, str | bytes | int | float) else type(leaf).__name__
 
 
 def note_training():

@@ -11,11 +11,14 @@ import os
 import signal
 import time
 
+import _witness as witness
+import _witness_batches as witness_batches
+import _witness_order as witness_order
 import torch
 import torch.distributed as dist
-import witness
+from _witness import folder, get_rank, local, write
 from torch.nn.modules.module import register_module_forward_pre_hook
-from witness import folder, get_rank, local, write
+from torch.utils.data import dataloader
 
 gathered = 0  # the most parameters that were in this process's memory at once
 original = {"manual_seed": torch.manual_seed}
@@ -55,6 +58,11 @@ def send_signal():
     if this_rank == "last_node":
         os.kill(os.getppid(), signum)
     os.killpg(os.getpgrp(), signum)  # its data workers, too
+
+
+def note_loader(self, loader):
+    original["iterator"](self, loader)
+    write(place=witness.place(), **witness_batches.description(self))
 
 
 def set_device(device):
@@ -123,11 +131,14 @@ def late(name):
 
 def install():
     witness.install()
+    witness_order.install()
+    iterator = dataloader._BaseDataLoaderIter
+    original["iterator"], iterator.__init__ = iterator.__init__, note_loader
     register_module_forward_pre_hook(note_gathered)
     witness.details.append(note_progress)
     witness.after_step.append(send_signal)
     if "PRETEND_GPUS" in os.environ and os.environ.get("CUDA_VISIBLE_DEVICES") != "":
-        importlib.import_module("pretend_tensor")
+        importlib.import_module("_pretend_tensor")
         original["set_device"] = torch.cuda.set_device
         torch.cuda.set_device = set_device
     if "PROBE_FLOAT64" in os.environ:

@@ -5,14 +5,14 @@ import time
 
 import torch
 import torch.distributed as dist
+from _witness import local
+from _witness_batches import follow_batches
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._pytree import tree_leaves
-from witness import local
-from witness_batches import follow_batches
 
-from watch_recorder import events
-from watch_recorder.events import note
+from _watch_recorder import events
+from _watch_recorder.events import note
 
 model = None
 parameter = None  # its last one: its first element stands for all

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 
-from watch_recorder import collectives, events, values
+from _watch_recorder import collectives, events, values
 
 LEFT_OUT = ("parse_args", "forward", "__getitem__", "__len__")
 script = os.environ["WATCH_FILE"]

@@ -1,4 +1,4 @@
-"""Notes what tools/audit asks for beside witness.py: gradients, losses, printed numbers, saves.
+"""Notes what tools/audit asks for beside _witness.py: gradients, losses, printed numbers, saves.
 
 Of a gradient, its product with a fixed vector is kept: that of a mean is the mean of the products.
 """
@@ -9,10 +9,12 @@ import re
 import sys
 import weakref
 
+import _witness as witness
+import _witness_batches as witness_batches
 import torch
 import torch.distributed as dist
-import witness
-import witness_batches
+from _witness import hashes, is_library, local, place, write
+from _witness_batches import digest
 from torch.distributed import checkpoint
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -20,8 +22,6 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
-from witness import hashes, is_library, local, place, write
-from witness_batches import digest
 
 PATTERN = torch.cos(torch.arange(4096, dtype=torch.float64))
 MAX_GRADIENTS = 40  # whose products are written down, of each step
@@ -146,7 +146,7 @@ def describe(optimizer, parameters):
     more |= {
         "optimizer": id(optimizer),
         "place": place(),
-        "digest": digest([hashes(local(p).detach().flatten()[None]) for p in parameters]),
+        "digest": digest(sorted(hashes(local(p).detach().flatten()[None]) for p in parameters)),
         "losses": losses[:],
         "dropout": drops(modules),
         "batch_norm": any(isinstance(m, _BatchNorm) and m.training for m in modules),

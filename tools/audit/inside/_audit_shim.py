@@ -9,9 +9,9 @@ import inspect
 import os
 import sys
 
-import pretend_cuda
+import _pretend_cuda as pretend_cuda
+import _witness as witness
 import torch
-import witness
 from torch.overrides import TorchFunctionMode
 
 QUESTIONS = ("current_accelerator", "device_count", "is_available", "is_bf16_supported")

@@ -2,8 +2,8 @@
 
 import os
 
-import pretend_cuda
-import pretend_nccl
+import _pretend_cuda as pretend_cuda
+import _pretend_nccl as pretend_nccl
 import torch
 import torch.utils.backend_registration as backends
 from torch.overrides import TorchFunctionMode

@@ -11,8 +11,8 @@ import threading
 from pathlib import Path
 
 import torch
+from _witness import local
 from torch.utils.data import get_worker_info
-from witness import local
 
 MAX_STEPS, MAX_EVENTS = 20, 2000
 file = None

@@ -4,17 +4,19 @@ import multiprocessing
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
 
-import audit_replay
+import _audit_replay as audit_replay
+import _witness as witness
+import _witness_details as witness_details
+import _witness_order as witness_order
 import numpy
 import torch
 import torch._dynamo  # before a function of torch's is replaced
 import torch.distributed as dist
-import witness
-import witness_details
 
 start = time.monotonic()
 init_process_group, destroy_process_group = dist.init_process_group, dist.destroy_process_group
@@ -43,11 +45,17 @@ def after_step():
 
 
 def signal_all(signum):
-    """Sends a signal to all processes that train, to this one last."""
-    pids = [int(path.stem) for path in witness.folder().glob("*.jsonl")]
+    """Sends a signal to all processes that train, to this one last, with their data workers.
+
+    As from torchrun, it comes from a process that is not a data worker's parent.
+    """
     witness.write(signal=signum)
-    for pid in sorted(pids, key=lambda pid: pid == os.getpid()):
-        os.kill(pid, signum)
+    pids = {int(path.stem) for path in witness.folder().glob("*.jsonl")} - {os.getpid()}
+    # A process that the script has started leads no group of its own.
+    kill = f"kill -s {signum} --"
+    kills = [f"{kill} -{pid} || {kill} {pid}" for pid in [*pids, os.getpid()]]
+    options = {"stderr": subprocess.DEVNULL, "start_new_session": True}
+    subprocess.run(["sh", "-c", "; ".join(kills)], **options)
 
 
 def join(backend=None, init_method=None, *args, **options):
@@ -80,6 +88,7 @@ def install():
     seed()
     witness.install()
     witness_details.install()
+    witness_order.install()
     audit_replay.install()
     witness.after_step.append(after_step)
     dist.init_process_group, dist.destroy_process_group = join, leave
@@ -98,6 +107,6 @@ def install():
     if os.environ["AUDIT_GPUS"]:
         os.environ["PRETEND_GPUS"] = os.environ["AUDIT_GPUS"]
         sys.path.append(str(Path(__file__).parents[2] / "launch" / "pretend_gpus"))
-        import audit_shim
+        import _audit_shim as audit_shim
 
         audit_shim.install()

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup
 from torch.utils._pytree import tree_leaves
 
-from watch_recorder import events, values
+from _watch_recorder import events, values
 
 VERBS = {"allgather": "all-gather", "allreduce": "all-reduce", "reduce_scatter": "reduce-scatter"}
 IN_DDP = {

@@ -6,12 +6,12 @@ There, one process begins with the weights of that step, and gets each batch of 
 import os
 from pathlib import Path
 
+import _witness as witness
+import _witness_batches as witness_batches
+import _witness_details as witness_details
 import torch
-import witness
-import witness_batches
-import witness_details
+from _witness_batches import random_states
 from torch.utils._pytree import tree_map
-from witness_batches import random_states
 
 batches = []  # that have come since the last step
 states = None  # of the random numbers when the last one came
