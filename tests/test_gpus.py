@@ -193,7 +193,7 @@ def test_muon_in_bfloat16(monkeypatch):
 RECORD_WEIGHTS = """
 @after(script.Trainer, "train")
 def record_weights(self):
-    weights = [parameter.detach().to_local().flatten() for parameter in self.model.parameters()]
+    weights = [weight.to_local().flatten() for weight in self.model.state_dict().values()]
     torch.save(torch.cat(weights).cpu(), f"{os.environ['OUT']}/rank-{os.environ['RANK']}")
 """
 
