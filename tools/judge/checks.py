@@ -337,7 +337,7 @@ class Judge:
             self.compare_loss(self.straight, epoch, expected)
         if self.stage.reference:
             runs = self.straight, self.one_process
-            found, expected = (re.findall(r"^val loss ([^ ,]+)", r.output, re.M) for r in runs)
+            found, expected = (re.findall(r"^val loss ([^\s,]+)", r.output, re.M) for r in runs)
             if found != expected:
                 raise WrongError(f"It logs val losses of {found}, not {expected}.")
 
