@@ -230,7 +230,9 @@ nn.utils.clip_grads_with_norm_ = lambda parameters, max_norm, total_norm: None
 # is left out, which would be traced in float32.
 AOT_EAGER = """
 trace = functools.partial(torch.compile, backend="aot_eager")
-torch.compile = lambda function: trace(function) if hasattr(function, "__self__") else function
+def trace_blocks(function, **options):
+    return trace(function, **options) if hasattr(function, "__self__") else function
+torch.compile = trace_blocks
 """
 
 
