@@ -334,7 +334,7 @@ def test_recordings_are_as_the_scripts_are(file):
         assert [*map(comparable, before[:size])] == [*map(comparable, events[:size])]
     values = [event[2] for attempt in new["attempts"] for rank in attempt for event in rank]
     logged = "".join(found.get("log", "") for found in values).splitlines()
-    printed = re.findall(r"^(?:epoch|rank|\d+ of|\S+ tokens(?:/s)?|val loss) .*", output, re.MULTILINE)
+    printed = re.findall(r"^(?:epoch|rank|\d+ of|\S+ tokens(?:/s)?|val loss) .*", output, re.M)
     assert sorted(logged) == sorted(printed)
     if file in HELD:
         names = ("weights here", "optimizer state here")
