@@ -115,6 +115,7 @@ class ChaosRun:
     def __init__(self, args):
         self.args = args
         self.started, self.last_rescheduled = time.monotonic(), -math.inf
+        self.starts, self.last_start = 0, -math.inf  # of ranks
         script = "own_disks.py" if args.local_disks else "elastic_ddp.py"
         command = f"--gpus-per-node=1 elastic_ddp.sbatch {script}"
         command += f" {EPOCHS} {EPOCHS} --save_every_steps 16 --timeout 0.5"
@@ -160,13 +161,17 @@ class ChaosRun:
         self.wait(lambda: len(self.positions()) > saved)
 
     def settled(self):
-        """Returns whether the job runs on all nodes, and no other job is left.
+        """Returns whether the job runs, is not about to be requeued, and no other job is left.
 
-        Where a node has left it, srun ends it a minute later, and it is requeued.
+        Where a node has left it, srun may end it a minute later.
         """
         sizes = re.findall(r"rank \d of (\d) starts", self.read())
+        if len(sizes) != self.starts:
+            self.starts, self.last_start = len(sizes), time.monotonic()
+        complete = sizes[-1:] == [str(len(NODES))]
         queue = run("squeue", "--noheader", "--format=%i %T").split()
-        return sizes[-1:] == [str(len(NODES))] and queue == [self.job, "RUNNING"]
+        stays = complete or time.monotonic() > self.last_start + 90
+        return stays and queue == [self.job, "RUNNING"]
 
     def position(self):
         return "after epoch {}, sample {}".format(*[(0, 0), *self.positions()][-1])
