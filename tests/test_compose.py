@@ -450,8 +450,8 @@ def test_own_lines():
     first(
         1,
         [
-            ("gpt/async_save.py gpt/tensor_parallel.py", 7),
-            ("preemptible.py recipes/tensorboard_logging.py", 19),
+            ("gpt/async_save.py gpt/tensor_parallel.py", 8),
+            ("preemptible.py recipes/tensorboard_logging.py", 20),
         ],
     ),
 )
