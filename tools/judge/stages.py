@@ -99,12 +99,8 @@ STAGES = {
 }
 
 
-FIRST = {
-    "starts",
-    "processes",
-    "names",
-    "seed",
-}  # what must be right before anything else can be judged
+# What must be right before anything else can be judged.
+FIRST = {"starts", "processes", "names", "seed"}
 NEEDED = {
     "weights": {"samples"},
     "loss": {"samples", "weights"},
