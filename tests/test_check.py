@@ -11,9 +11,9 @@ from helpers import first, own_modules, run
 from tools.judge.check import load_task
 from tools.judge.checks import Judge, explanation, judge, toy_task
 from tools.judge.faults import FAULTS, Fault
-from tools.judge.run import WrongError
 from tools.judge.stages import STAGES
 from tools.launch.jobs import TIMEOUT_S, TimeLimit, environments
+from tools.launch.run import WrongError
 from tools.steps import ROOT
 from tools.steps import STAGES as CHAIN
 

@@ -7,22 +7,38 @@ kernels of its own, cannot be run. docs/audit.md explains what it asks.
 
 import argparse
 import os
-import signal
+import re
 import sys
 import tempfile
 import textwrap
 from pathlib import Path
 
-from tools.judge.check import end
+from tools.launch.scripts import end_at_signals
 
 TITLES = {"wrong": "WRONG", "look": "look at", "ok": "ok", "unseen": "not seen"}
 
 
+def grouped(findings):
+    """Returns the findings, each once: those that differ in numbers and names alone are counted."""
+    groups = {}
+    for finding in findings:
+        form = re.sub(r"[^\s:,;]*[\d.][^\s:,;]*", "#", finding.text)
+        groups.setdefault((finding.kind, form, finding.page), []).append(finding)
+    for first, *others in groups.values():
+        places = dict.fromkeys(other.place for other in others if other.place != first.place)
+        lines = ", ".join(place.rpartition(":")[2] for place in places)
+        also = f" (also in line {lines})" if places else ""
+        more = f" (and {len(others)} more of this kind)" if others and not places else ""
+        yield first._replace(text=f"{first.text}{also}{more}")
+
+
 def report(findings, script):
+    findings = list(grouped(findings))
     for kind, title in TITLES.items():
         for place, text, page in (finding[1:] for finding in findings if finding[0] == kind):
             file, _, line = place.rpartition(":")
-            name = script.name if file == str(script) else os.path.relpath(file or script)
+            beside = Path(file).is_relative_to(script.parent)
+            name = os.path.relpath(file, script.parent if beside else None) if file else ""
             text = f"{name}:{line}: {text}" if place else text
             page = f" (docs/{page})" if page else ""
             indent = {"initial_indent": f"{title:10}", "subsequent_indent": " " * 10}
@@ -52,10 +68,9 @@ def parse_args(arguments=None):
 def main():
     args = parse_args()
     # This imports torch, for which a typing mistake need not wait.
-    from tools.audit.questions import Audit, CannotRunError
+    from tools.audit.audit import Audit, CannotRunError
 
-    for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, end)
+    end_at_signals()
     os.environ["PYTHONWARNINGS"] = "ignore:resource_tracker"  # of data workers that are killed
     with tempfile.TemporaryDirectory() as folder:
         audit = Audit(args, Path(folder))

@@ -1,4 +1,4 @@
-"""What tools.audit asks of snapshots: who writes them, how, and what a kill costs."""
+"""Asks of snapshots: who writes them, how, and what a kill costs."""
 
 import contextlib
 import re
@@ -9,14 +9,13 @@ from pathlib import Path
 import torch
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
-from tools.audit.training import same
+from tools.audit.facts import Failure, look, ok, one_line, unseen, wrong
+from tools.audit.gradients import same
 
 LOADING, SAVING = "singlegpu.md#loading-a-snapshot", "singlegpu.md#saving-a-snapshot"
 ONE_RANK = "multigpu.md#logging-and-saving-on-one-rank"
-
-
-def one_line(text):
-    return " ".join(text.split())
+CHECK = "your_project.md#what-to-check"
+SCALER = "recipes/mixed_precision.md#the-scaler-in-the-snapshot"
 
 
 def size_of(path):
@@ -40,146 +39,199 @@ def names_in(state):
             yield from names_in(value)
 
 
-class Snapshots:
-    """Questions about what is saved; a part of questions.Audit."""
+def saves_of(facts):
+    return [event for event in facts.events("saved") if event["saved"]]
 
-    def look_at_saves(self, run):
-        by_process = [[e for e in events if e.get("saved")] for events in run.processes]
-        saves = [save for saves in by_process for save in saves]
-        writers = Counter(path for saves in by_process for path in {s["saved"] for s in saves})
-        self.look_at_writers(run, saves, writers)
-        for events, path in [(events, path) for events in by_process for path in writers]:
-            self.look_at_overwriting([e for e in events if e["saved"] == path], Path(path))
-        self.look_into_files(run, saves)
-        total = len(run.steps[0])
-        if saves and not run.limited and saves[-1]["at"] < total:
-            text = f"its last save comes after {saves[-1]['at']} of {total} steps"
-            self.say("look", saves[-1], text, "singlegpu.md#the-training-loop")
-        times = sorted({save["at"] for save in saves if 0 < save["at"] < total - 1})
-        if self.args.no_kill:
-            self.say("unseen", None, "how it survives a kill")
-        elif self.outside:
-            text = f"it saves to {self.outside[0]}; let it save to a relative path"
-            self.say("unseen", None, f"how it survives a kill: {text}")
-        elif not times:
-            text = "it calls no torch.save before the last step here"
-            self.say("unseen", None, f"how it survives a kill: {text}")
+
+def files(facts):
+    """Whether what it saves is whole, complete, and can be loaded."""
+    by_process = [[e for e in events if e.get("saved")] for events in facts.run.processes]
+    saves = saves_of(facts)
+    writers = Counter(path for saves in by_process for path in {s["saved"] for s in saves})
+    yield from writing(facts, saves, writers)
+    for events in by_process:
+        for path in writers:
+            yield from overwriting([e for e in events if e["saved"] == path], Path(path))
+    yield from contents(facts, saves)
+    total = len(facts.run.steps[0])
+    if saves and not facts.run.limited and saves[-1]["at"] < total:
+        text = f"its last save comes after {saves[-1]['at']} of {total} steps"
+        yield look(saves[-1], text, "singlegpu.md#the-training-loop")
+
+
+def writing(facts, saves, writers):
+    """Looks who writes a file, and whether it is on the disk before it gets its name."""
+    for save in [save for save in saves if "folder" not in save]:
+        number, name = writers[save["saved"]], Path(save["saved"]).name
+        if number > 1:
+            yield wrong(save, f"{number} ranks write {name}, one over the other's", ONE_RANK)
+    opened = Counter((e["opened"], e["rank"]) for e in facts.events("opened"))
+    ranks = Counter(path for path, _ in opened)
+    for event in facts.events("opened"):
+        number, name = ranks[event["opened"]], Path(event["opened"]).name
+        if number > 1 and event["opened"] not in writers:
+            yield look(event, f"{number} ranks write {name}, one over the other's", ONE_RANK)
+    renames = [event for event in facts.run.events if event.get("renamed") in writers]
+    for rename in renames:
+        name = Path(rename["to"]).name
+        if not rename["synced"]:
+            text = f"{name} is renamed without fsync: a power failure may leave it empty"
+            yield look(rename, text, SAVING)
+        if len({e["rank"] for e in renames if e["to"] == rename["to"]}) > 1:
+            yield look(rename, f"several ranks write {name}: one is enough", ONE_RANK)
+
+
+def overwriting(saves, path):
+    over = any(b["inode"] and a["inode"] in (None, b["inode"]) for a, b in pairwise(saves))
+    if over and path.exists():
+        others = [other for other in path.parent.iterdir() if other.is_dir() or is_saved(other)]
+        beside = [size_of(other) for other in others]
+        say = look if len([n for n in beside if n > size_of(path) / 2]) > 1 else wrong
+        text = "writes over the last snapshot: killed meanwhile, it leaves none"
+        yield say(saves[0], text, SAVING)
+
+
+def contents(facts, saves):
+    """Looks whether files load with weights_only, and what is in them."""
+    names, unread = set(), False
+    for file in filter(is_saved, sorted(facts.run.home.rglob("*")) if saves else []):
+        if refused := get_unsafe_globals_in_checkpoint(file):
+            unread = True
+            text = f"to load {file.name} is unsafe: weights_only=True refuses {refused[0]}"
+            yield look(saves[0], text, SAVING)
         else:
-            self.kill_and_resume(next(s for s in saves if s["at"] == times[0]), [*times, total][1])
+            names.update(names_in(torch.load(file, "cpu", weights_only=True)))
+    for wrapper in ("module.", "_orig_mod."):
+        if any(name.startswith(wrapper) for name in names):
+            text = f"names in the snapshot begin with {wrapper}: save the model inside"
+            yield look(saves[0], text, SAVING)
+    if not names or unread:
+        return
+    steps = facts.run.steps[0]
+    before_end = saves[0]["at"] < len(steps)
+    if any(step["scale"] for step in steps) and "growth_factor" not in names:
+        yield look(saves[0], "the state of the gradient scaler is not saved", SCALER)
+    if before_end and steps[-1]["stateful"] and "param_groups" not in names:
+        text = "the optimizer's state is not saved: nothing can resume from it as it was"
+        yield look(saves[0], text, SAVING)
+    elif before_end and any(step["scheduled"] for step in steps) and "last_epoch" not in names:
+        text = "the state of the learning rate's schedule is not saved"
+        yield look(saves[0], text, CHECK)
 
-    def look_at_writers(self, run, saves, writers):
-        for save in [save for save in saves if "folder" not in save]:
-            number, name = writers[save["saved"]], Path(save["saved"]).name
-            if number > 1:
-                text = f"{number} ranks write {name}, one over the other's"
-                self.say("wrong", save, text, ONE_RANK)
-        renames = [event for event in run.events if event.get("renamed") in writers]
-        for rename in renames:
-            name = Path(rename["to"]).name
-            if not rename["synced"]:
-                text = f"{name} is renamed without fsync: a power failure may leave it empty"
-                self.say("look", rename, text, SAVING)
-            if len({e["rank"] for e in renames if e["to"] == rename["to"]}) > 1:
-                self.say("look", rename, f"several ranks write {name}: one is enough", ONE_RANK)
 
-    def look_at_overwriting(self, saves, path):
-        over = any(b["inode"] and a["inode"] in (None, b["inode"]) for a, b in pairwise(saves))
-        if over and path.exists():
-            others = [other for other in path.parent.iterdir() if other.is_dir() or is_saved(other)]
-            beside = [size_of(other) for other in others]
-            kind = "look" if len([n for n in beside if n > size_of(path) / 2]) > 1 else "wrong"
-            text = "writes over the last snapshot: killed meanwhile, it leaves none"
-            self.say(kind, saves[0], text, SAVING)
+def kill(facts):
+    """Whether it survives a kill."""
+    saves = saves_of(facts)
+    total = len(facts.run.steps[0])
+    times = sorted({save["at"] for save in saves if 0 < save["at"] < total - 1})
+    if facts.args.no_kill:
+        yield unseen("how it survives a kill: --no-kill")
+    elif facts.outside:
+        text = f"it saves to {facts.outside[0]}; let it save to a relative path"
+        yield unseen(f"how it survives a kill: {text}")
+    elif not times:
+        yield unseen("how it survives a kill: it calls no torch.save before the last step here")
+    else:
+        save = next(save for save in saves if save["at"] == times[0])
+        at = (save["at"] + [*times, total][1] + 1) // 2
+        yield from resume(facts, save, at)
+        yield from stop(facts, at)
 
-    def look_into_files(self, run, saves):
-        """Looks whether files load with weights_only, and what is in them."""
-        names = set()
-        for file in filter(is_saved, run.home.rglob("*") if saves else []):
-            if refused := get_unsafe_globals_in_checkpoint(file):
-                text = f"to load {file.name} is unsafe: weights_only=True refuses {refused[0]}"
-                self.say("look", saves[0], text, SAVING)
-            else:
-                names.update(names_in(torch.load(file, "cpu", weights_only=True)))
-        for wrapper in ("module.", "_orig_mod."):
-            if any(name.startswith(wrapper) for name in names):
-                text = f"names in the snapshot begin with {wrapper}: save the model inside"
-                self.say("look", saves[0], text, SAVING)
-        if names and any(step["scales"] for step in run.steps[0]) and "growth_factor" not in names:
-            page = "recipes/mixed_precision.md#the-scaler-in-the-snapshot"
-            self.say("look", saves[0], "the state of the gradient scaler is not saved", page)
 
-    def kill_and_resume(self, save, next_save):
-        at = (save["at"] + next_save + 1) // 2
-        whole = self.whole_run()
-        killed = self.run("killed", AUDIT_SEED="7", AUDIT_SIGNAL=f"{at} 9")
-        again = self.run("killed", self.args.resume, AUDIT_SEED="7")
-        if not all(map(same, killed.steps[0], whole.steps[0])):
-            self.say("unseen", None, "how it survives a kill: two runs with the same seed differ")
-        elif not again.steps:
-            printed = one_line(" ".join(again.lines()[-3:]))
-            text = f"killed in step {at + 1} and started again, it makes no step: {printed}"
-            loads = any("loaded_to" in event for event in again.events)
-            self.say("wrong" if loads else "look", save, text, "singlegpu.md")
-        else:
-            self.compare(whole.steps[0], again, at, save)
-        self.stop(at, len(whole.steps[0]))
+def resume(facts, save, at):
+    whole = facts.whole_run()
+    killed = facts.start("killed", AUDIT_SEED="7", AUDIT_SIGNAL=f"{at} 9")
+    again = facts.start("killed", facts.args.resume, AUDIT_SEED="7")
+    started = f"killed in step {at + 1} and started again, it"
+    if not (killed.steps and all(map(same, killed.steps[0], whole.steps[0]))):
+        yield unseen("how it survives a kill: two runs with the same seed differ")
+    elif not again.steps:
+        errors = [Failure(event, facts.args.script) for event in again.events if event.get("error")]
+        errors.sort(key=lambda failure: failure.of_peer)
+        said = errors[0].text if errors else one_line(" ".join(again.lines()[-3:]))
+        place = (errors and errors[0].event) or save
+        loads = any("loaded_to" in event for event in again.events)
+        say = wrong if loads else look
+        yield say(place, f"{started} makes no step: {said}", "singlegpu.md")
+    else:
+        yield from compare(facts, whole.steps[0], again, save, started)
 
-    def stop(self, at, total):
-        """Looks at what it does at SIGTERM."""
-        stopped = self.run("stopped", AUDIT_SIGNAL=f"{at} 15")
-        saved = [e["at"] for e in stopped.events if "saved" in e and e["at"] >= at]
-        page = "preemptible.md"
-        if stopped.hangs:
-            self.say("wrong", None, f"after SIGTERM: {one_line(stopped.hangs)}", page)
-        elif saved and "gloo/" in stopped.output:
-            text = "after SIGTERM, a rank stops, and another fails in a collective"
-            self.say("wrong", None, text, page)
-        elif re.search(r"DataLoader worker.*(killed|exited)", stopped.output):
-            text = "SIGTERM, which torchrun sends to data workers, too, ends them, and their rank"
-            text += " fails before it saves: let worker_init_fn call os.setsid()"
-            loader = next((event for event in stopped.events if "iterator" in event), None)
-            self.say("wrong", loader, text, f"{page}#data-workers")
-        elif saved and len(stopped.steps[0]) < total:
-            self.say("ok", None, f"SIGTERM in step {at + 1}: it saves after {saved[0]}, and ends")
-        elif len(stopped.steps[0]) == total:
-            self.say("unseen", None, "whether it saves at SIGTERM: it ends before it may look")
-        else:
-            self.say("look", None, "at SIGTERM, nothing is saved", page)
 
-    def compare(self, whole, again, at, save):
-        """Compares the steps after a kill with those of a run without one."""
-        steps = again.steps[0]
-        load = next((event for event in again.events if "loaded_to" in event), save)
-        started = f"killed in step {at + 1} and started again, it"
-        numbers = [n for n, s in enumerate(whole[: at + 1]) if s["digest"] == steps[0]["digest"]]
-        if len(numbers) > 1 and (load is not save or len(steps) < len(whole)):
-            self.say("unseen", None, "where it resumes: its weights do not change")
-        elif not numbers or 0 in numbers:
-            what = "begins from scratch" if numbers else "begins with weights that it never had"
-            self.say("look", load, f"{started} {what}: does it need --resume?", LOADING)
-        else:
-            if self.gpus and load.get("loaded_to") == "None":
-                text = "torch.load without map_location: each loads onto the GPU that has saved"
-                self.say("look", load, text, LOADING)
-            self.compare_steps(whole, steps, numbers[0], load, started)
+def stop(facts, at):
+    """Looks at what it does at SIGTERM."""
+    total = len(facts.whole_run().steps[0])
+    stopped = facts.start("stopped", AUDIT_SIGNAL=f"{at} 15")
+    saved = [e["at"] for e in stopped.events if "saved" in e and e["at"] >= at]
+    page = "preemptible.md"
+    if stopped.hangs:
+        yield wrong(None, f"after SIGTERM: {one_line(stopped.hangs)}", page)
+    elif saved and "gloo/" in stopped.output:
+        text = "after SIGTERM, a rank stops, and another fails in a collective"
+        yield wrong(None, text, page)
+    elif re.search(r"DataLoader worker.*(killed|exited)", stopped.output):
+        text = "SIGTERM, which torchrun sends to data workers, too, ends them, and their rank"
+        text += " fails before it saves: let worker_init_fn call os.setsid()"
+        loader = next((event for event in stopped.events if "iterator" in event), None)
+        yield wrong(loader, text, f"{page}#data-workers")
+    elif saved and len(stopped.steps[0]) < total:
+        yield ok(f"SIGTERM in step {at + 1}: it saves after {saved[0]}, and ends")
+    elif stopped.steps and len(stopped.steps[0]) == total:
+        yield unseen("whether it saves at SIGTERM: it ends before it may look")
+    else:
+        yield look(None, "at SIGTERM, nothing is saved", page)
 
-    def compare_steps(self, whole, steps, number, load, started):
-        """Compares the steps of a resumed run with those after step `number` of another."""
-        pairs = list(zip(steps, whole[number:], strict=False))
-        repeated = [n for n, s in enumerate(whole) if s["samples"] == steps[0]["samples"] != []]
-        lacks = steps[0]["stateful"] < pairs[0][1]["stateful"]
-        if lacks:
-            text = "the snapshot lacks the optimizer's state, or it is not loaded"
-            self.say("wrong", load, f"{started} has no momentum or the like: {text}", LOADING)
-        if all(same(a, b) for a, b in pairs):
-            text = f"{started} resumes after step {number}, and trains as without a kill"
-            self.say("ok", None, text)
-        elif any(a["samples"] != b["samples"] for a, b in pairs):
-            text = f"{started} takes other samples than without a kill"
-            if repeated and repeated[0] < number:
-                text = f"{started} has the weights of step {number}, and takes again the"
-                text += f" samples of step {repeated[0] + 1} and those that follow"
-            self.say("look", load, text, "resumable.md")
-        elif not lacks:
-            text = f"{started} takes the same samples, but differs: what else does it keep?"
-            self.say("look", load, text, "your_project.md#what-to-check")
+
+def compare(facts, whole, again, save, started):
+    """Compares the steps after a kill with those of a run without one."""
+    steps = again.steps[0]
+    load = next((event for event in again.events if "loaded_to" in event), save)
+    numbers = [n for n, s in enumerate(whole) if s["digest"] == steps[0]["digest"]]
+    if steps[0]["foreign"] and not whole[0]["foreign"]:
+        text = "its optimizer has none of the model's weights: others have taken their place"
+        yield wrong(load, f"{started} trains nothing: {text}", LOADING)
+    elif len(numbers) > 1 and (load is not save or len(steps) < len(whole)):
+        yield unseen("where it resumes: its weights do not change")
+    elif not numbers or 0 in numbers:
+        what = "begins from scratch" if numbers else "begins with weights that it never had"
+        yield look(load, f"{started} {what}: does it need --resume?", LOADING)
+    else:
+        if facts.gpus and load.get("loaded_to") == "None":
+            text = "torch.load without map_location: each loads onto the GPU that has saved"
+            yield look(load, text, LOADING)
+        yield from compare_steps(whole, steps, numbers[0], load, started)
+
+
+def compare_steps(whole, steps, number, load, started):
+    """Compares the steps of a resumed run with those after step `number` of another."""
+    pairs = list(zip(steps, whole[number:], strict=False))
+    repeated = [n for n, s in enumerate(whole) if s["samples"] == steps[0]["samples"] != []]
+    lacks = steps[0]["stateful"] < pairs[0][1]["stateful"]
+    if lacks:
+        text = "the snapshot lacks the optimizer's state, or it is not loaded"
+        yield wrong(load, f"{started} has no momentum or the like: {text}", LOADING)
+    if all(same(a, b) for a, b in pairs):
+        yield ok(f"{started} resumes after step {number}, and trains as without a kill")
+    elif any(a["samples"] != b["samples"] for a, b in pairs):
+        text = f"{started} takes other samples than without a kill"
+        if repeated and repeated[0] < number:
+            text = f"{started} has the weights of step {number}, and takes again the"
+            text += f" samples of step {repeated[0] + 1} and those that follow"
+        yield look(load, text, "resumable.md")
+    elif not lacks:
+        text = f"{started} takes the same samples, but {difference(pairs)}"
+        yield look(load, text, CHECK)
+
+
+def difference(pairs):
+    """Says what differs first where a resumed run takes the same samples."""
+    rates = next(((a["rates"], b["rates"]) for a, b in pairs if a["rates"] != b["rates"]), None)
+    first, other = pairs[0]
+    if rates:
+        return f"the learning rate is {rates[0][0]:g}, not {rates[1][0]:g}: is its schedule saved?"
+    if first["state"] != other["state"]:
+        return "the optimizer's state is another than when it was saved"
+    if first["scale"] != other["scale"]:
+        return f"the scaler's factor is {first['scale']:g}, not {other['scale']:g}"
+    if any(a["random"] for a, _ in pairs) and first["random_state"] != other["random_state"]:
+        return "draws other random numbers in a step: with dropout and the like, that may be right"
+    return "differs: what else does it keep?"

@@ -8,13 +8,13 @@ stay as in singlegpu.py. docs/check.md explains each check.
 
 import argparse
 import importlib.util
-import signal
 import sys
 import tempfile
 import traceback
 from pathlib import Path
 
 from tools.judge.stages import STAGES
+from tools.launch.scripts import end_at_signals
 
 TASK = "it must return a model, a data set, a loss function and an optimizer"
 
@@ -42,11 +42,6 @@ def load_task(name):
     return make_task
 
 
-def end(signum, frame):
-    """Ends this process as Ctrl-C does, so that it ends what it has started."""
-    sys.exit(f"ended by {signal.Signals(signum).name}")
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("stage", nargs="?", default="")
@@ -65,8 +60,7 @@ def main():
     # These import torch, for which a typing mistake need not wait.
     from tools.judge.checks import judge, toy_task
 
-    for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, end)
+    end_at_signals()
     task = load_task(args.task) if args.task else toy_task
     with tempfile.TemporaryDirectory() as folder:
         failed = judge(args.stage, args.file, task, Path(folder))

@@ -21,7 +21,6 @@ import torch
 from torch import nn
 
 import singlegpu
-from tools.judge.run import Run, WrongError
 from tools.judge.stages import (
     CHUNKS,
     ELASTIC,
@@ -36,6 +35,7 @@ from tools.judge.stages import (
     VAL_CHUNKS,
 )
 from tools.launch.jobs import Shell, free_port, pretend_gpus
+from tools.launch.run import Run, WrongError
 from tools.launch.snapshots import load, load_gpt, max_abs_diff, write_text
 from tools.steps import ROOT
 from tools.steps import STAGES as CHAIN

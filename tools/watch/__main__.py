@@ -11,8 +11,9 @@ import tempfile
 from html import escape
 from pathlib import Path
 
+from tools.launch.scripts import launcher, sources
 from tools.steps import ROOT
-from tools.watch.record import launcher, record, sources
+from tools.watch.record import record
 
 END = {
     "": "The run has ended.",

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import time
 from pathlib import Path
 
@@ -11,28 +10,6 @@ from tools.launch.jobs import Shell, TimeLimit
 SILENCE_S = 20  # after which a run hangs
 MAX_WAIT_S = 120  # for the next line of the script, whatever is printed meanwhile
 PATHS = [str(Path(__file__).with_name("recorder")), str(Path(__file__).parents[1] / "witness")]
-
-
-def sources(script):
-    """Returns the text of a script and of the files beside it that it imports."""
-    paths = [script]
-    for path in paths:  # which grows
-        for name in re.findall(r"^\s*(?:from|import) +([\w.]+)", path.read_text(), re.M):
-            module = script.parent.joinpath(*name.strip(".").split("."))
-            for found in (module.with_suffix(".py"), module / "__init__.py"):
-                if found.is_file() and found not in paths:
-                    paths.append(found)
-    return "\n".join(path.read_text() for path in paths)
-
-
-def launcher(text, ranks):
-    """Returns what starts a script: torchrun, unless it starts its ranks itself or is alone."""
-    starts_ranks = re.search(r"(?<!psutil\.)\b(spawn|start_processes|Process)\(", text)
-    reads_rank = r"(\[|get\(|getenv\().((LOCAL_)?RANK|WORLD_SIZE).[],)]"
-    joins = rf"{reads_rank}|init_process_group|\b(Accelerator|Fabric)\("
-    if starts_ranks or not re.search(joins, text):
-        return "python"
-    return f"torchrun --standalone --nproc_per_node={ranks}"
 
 
 def ranks_of(files):

@@ -1,16 +1,19 @@
 """Writes down what each process of a training does, for tools/judge and tools/audit.
 
 Each process writes a line of JSON per event into a file of its own in the folder WITNESS_FOLDER.
-What is computed stays the same, bit for bit. At SIGUSR1, a process writes into a file of its own
-at which line it is.
+What is computed stays the same, bit for bit. An error of the witness never reaches the script: it
+is written into a file of its own, with its subject. At SIGUSR1, a process writes into a file of its
+own at which line it is.
 """
 
 import faulthandler
+import functools
 import hashlib
 import json
 import os
 import signal
 import sys
+import traceback
 from pathlib import Path
 
 import torch
@@ -23,12 +26,15 @@ from torch.utils.data import get_worker_info
 
 TOOLS = str(Path(__file__).parents[1])
 STANDARD_LIBRARY = os.path.dirname(os.__file__)
+TORCH = os.path.dirname(torch.__file__)
 samples = []  # of this process that a backward pass has used since its last step
 steps = 0
+passes = 0  # how many backward passes have begun
 roots = []  # the modules that the training loop calls, such as DDP's
 inner = set()  # what they call
 called = None  # the root that runs
-original = {"save": torch.save, "load": torch.load}
+depth = 0  # how many functions of the witness run, the one in the other
+original = {"open": open, "save": torch.save, "load": torch.load}
 details = []  # functions of an optimizer and its parameters: what a step's event has, too
 after_backward = []  # functions to call when a backward pass comes to a root's output
 after_step = []  # functions to call when a step is written down
@@ -44,8 +50,54 @@ def get_rank():
 
 def write(**event):
     if get_worker_info() is None:  # else a data worker
-        with open(folder() / f"{os.getpid()}.jsonl", "a") as file:
-            file.write(json.dumps({"rank": get_rank(), "at": steps, **event}) + "\n")
+        with original["open"](folder() / f"{os.getpid()}.jsonl", "a") as file:
+            line = {"rank": get_rank(), "at": steps, "passes": passes, **event}
+            file.write(json.dumps(line) + "\n")
+
+
+def note_failure(subject, error):
+    ours = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(TOOLS)]
+    place = f"{os.path.basename(ours[-1].filename)}:{ours[-1].lineno}"
+    with original["open"](folder() / f"{os.getpid()}.failed", "a") as file:
+        file.write(json.dumps([subject, f"{place}: {type(error).__name__}: {error}"]) + "\n")
+
+
+def held(subject, function):
+    """Returns a function whose errors stay here: what asks about `subject` then is not asked."""
+
+    @functools.wraps(function)
+    def call(*args, **options):
+        global depth
+        depth += 1
+        try:
+            return function(*args, **options)
+        except Exception as error:
+            note_failure(subject, error)
+            return None
+        finally:
+            depth -= 1
+
+    return call
+
+
+def observe(subject, owner, name, before=None, after=None):
+    """Lets `before` see the arguments of each call of `owner.name`, and `after` its result first.
+
+    What is called gets its own arguments, and its errors are those of the script.
+    """
+    call = getattr(owner, name)
+    before, after = (function and held(subject, function) for function in (before, after))
+
+    @functools.wraps(call)
+    def observed(*args, **options):
+        if before:
+            before(*args, **options)
+        result = call(*args, **options)
+        if after:
+            after(result, *args, **options)
+        return result
+
+    setattr(owner, name, observed)
 
 
 def is_library(frame):
@@ -57,6 +109,16 @@ def place():
     """Returns the file and the line of the script that has called what is noted."""
     frame = sys._getframe(1)
     while frame and is_library(frame):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""
+
+
+def caller():
+    """Returns the same, or "" if torch itself has called it; other packages call for the script."""
+    frame = sys._getframe(1)
+    while frame and is_library(frame):
+        if frame.f_code.co_filename.startswith(TORCH):
+            return ""
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""
 
@@ -118,32 +180,44 @@ def note_return(module, inputs, *options_and_output):
         for function in after_backward:
             function()
 
-    hook = outputs[0].register_hook(count)
+    hook = outputs[0].register_hook(held("steps", count))
 
 
 def note_step(optimizer, args, options):
-    global steps
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    more = {name: value for detail in details for name, value in detail(optimizer, parameters)}
+    more = {}
+    for detail in details:
+        more |= dict(held("steps", detail)(optimizer, parameters) or ())
     if not samples and not more.get("has_gradient"):
         write(no_gradient=True, place=place())
         return  # torch.distributed.checkpoint takes a step to make the optimizer's state
-    held = [local(p) for p in parameters]
+    try:
+        write_step(parameters, more)
+    finally:
+        end_step()
+
+
+def write_step(parameters, more):
+    parts = [local(p) for p in parameters]
     if steps == 0:
-        original["save"]([p.detach().cpu() for p in held], folder() / f"{os.getpid()}.initial")
+        original["save"]([p.detach().cpu() for p in parts], folder() / f"{os.getpid()}.initial")
     modules = [module for root in roots for module in root.modules()]
     own = [module for module in modules if next(module.parameters(recurse=False), None) is not None]
     write(
         samples=samples[:],
         world_size=dist.get_world_size() if dist.is_initialized() else 1,
-        weights=sum(p.detach().double().sum().item() for p in held),
-        held=sum(p.numel() for p in held),
+        weights=sum(p.detach().double().sum().item() for p in parts),
+        held=sum(p.numel() for p in parts),
         random_state=hashlib.blake2b(torch.get_rng_state().numpy()).hexdigest(),
-        device=str(held[0].device),
+        device=str(parts[0].device),
         training=any(module.training for module in own),
         wrappers=sum(isinstance(module, DistributedDataParallel) for module in set(modules)),
         **more,
     )
+
+
+def end_step():
+    global steps
     samples.clear()
     for function in after_step:
         function()
@@ -151,20 +225,19 @@ def note_step(optimizer, args, options):
 
 
 def note_save(path, **more):
+    """Notes where something is saved: "" is what has no name."""
     path = os.path.abspath(path) if isinstance(path, str | os.PathLike) else ""
     inode = os.stat(path).st_ino if os.path.exists(path) else None  # of what is written over
     write(saved=path, inode=inode, place=place(), **more)
 
 
-def save(obj, f, *args, **options):
-    if not is_library(sys._getframe(1)):
-        note_save(getattr(f, "name", f))
-    return original["save"](obj, f, *args, **options)
+def note_torch_save(obj, f, *args, **options):
+    if caller():  # else torch.distributed.checkpoint
+        note_save(f if isinstance(f, str | os.PathLike) else getattr(f, "name", ""))
 
 
-def load(f, map_location=None, *args, **options):
+def note_load(f, map_location=None, *args, **options):
     write(loaded_to=str(map_location), place=place())
-    return original["load"](f, map_location, *args, **options)
 
 
 def watch_lines():
@@ -176,8 +249,9 @@ def watch_lines():
 
 def install():
     watch_lines()
-    torch.save = save
-    torch.load = load
-    register_module_forward_pre_hook(note_call)
-    register_module_forward_hook(note_return, with_kwargs=True, always_call=True)
-    register_optimizer_step_pre_hook(note_step)
+    observe("saves", torch, "save", before=note_torch_save)
+    observe("saves", torch, "load", before=note_load)
+    register_module_forward_pre_hook(held("steps", note_call))
+    returned = held("steps", note_return)
+    register_module_forward_hook(returned, with_kwargs=True, always_call=True)
+    register_optimizer_step_pre_hook(held("steps", note_step))

@@ -6,26 +6,35 @@ import random
 import _witness as witness
 import numpy
 import torch
-from _witness import hashes, place, write
+from _witness import hashes, held, observe, place, write
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import RandomSampler, SequentialSampler, dataloader
+from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler, dataloader
 from torch.utils.data._utils import fetch
 
 batch_of = None  # the iterator of a DataLoader whose batch came last
 change = []  # functions that may give the script another batch than the one that came
+seeded = set()  # the libraries that a data set has given a seed, for the batch that it makes
 
 
 def digest(*parts):
     return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
 
 
-def random_states():
-    """Returns a digest of the state of each library's random numbers, by its name."""
-    return {
+def random_states(dataset=None):
+    """Returns a digest of the state of each library's random numbers, and of a data set's own."""
+    states = {
         "torch": digest(torch.get_rng_state().numpy().tobytes()),
         "random": digest(random.getstate()),
         "numpy": digest(numpy.random.get_state()[1].tobytes(), numpy.random.get_state()[2]),
     }
+    for name, value in getattr(dataset, "__dict__", {}).items():
+        if isinstance(value, numpy.random.Generator):
+            states[f"self.{name}"] = digest(value.bit_generator.state)
+        elif isinstance(value, torch.Generator):
+            states[f"self.{name}"] = digest(value.get_state().tolist())
+        elif isinstance(value, random.Random):
+            states[f"self.{name}"] = digest(value.getstate())
+    return states
 
 
 def follow_batches(note):
@@ -50,20 +59,26 @@ def follow_batches(note):
     iterator._next_index, iterator.__next__ = note_index, note_batch
 
 
+def pass_on(iterator, batch, asked):
+    """Notes a batch and returns it, or what is to come in its place."""
+    for function in change if batch is not None else ():
+        batch = function(batch)
+    held("data", note_batch)(iterator, batch, asked)
+    return batch
+
+
 def note_batch(iterator, batch, asked):
     global batch_of
     if batch is None:
-        vars(iterator).pop("trains", None)  # persistent workers: the same iterator begins anew
+        iterator.begun = False  # persistent workers: the same iterator begins anew
         return write(iterator=id(iterator), ended=True)
-    if not hasattr(iterator, "trains"):
-        iterator.trains = False
-        write(iterator=id(iterator), place=place(), **description(iterator))
+    if not getattr(iterator, "begun", False):
+        iterator.begun, iterator.trains = True, False
+        evaluates = not torch.is_grad_enabled()
+        write(iterator=id(iterator), place=place(), evaluates=evaluates, **description(iterator))
     batch_of = iterator
-    for function in change:
-        batch = function(batch)
     indices = [None if index is None else str(index) for index in asked]
-    write(iterator=id(iterator), indices=indices, hashed=hashes(*witness.rows(batch)))
-    return batch
+    return write(iterator=id(iterator), indices=indices, hashed=hashes(*witness.rows(batch)))
 
 
 def description(iterator):
@@ -77,6 +92,7 @@ def description(iterator):
         "size": len(dataset) if hasattr(dataset, "__len__") else 0,
         "shuffle": shuffle,
         "shares": shares,
+        "own_order": not plain and type(sampler).__iter__ is not DistributedSampler.__iter__,
         **(look_into(dataset) if alone else {"inputs": "", "targets": ""}),
     }
 
@@ -113,29 +129,38 @@ def content(leaf):
 
 def note_training():
     """Notes that what came last from a DataLoader is trained with: others are for validation."""
-    if batch_of is not None and not getattr(batch_of, "trains", True):
+    if batch_of is not None and not batch_of.trains:
         batch_of.trains = True
         write(iterator=id(batch_of), trains=True)
 
 
 def follow_random_numbers(fetcher):
     """Notes, also in a data worker, with which random numbers a data set makes a batch."""
-    make_batch = fetcher.fetch
+    before = {}
 
-    def note_fetch(self, indices):
-        before = random_states()
-        batch = make_batch(self, indices)
-        after = random_states()
-        drawn = [f"{name} {before[name]}\n" for name in before if before[name] != after[name]]
-        with open(witness.folder() / f"{witness.get_rank()}.drawn", "a") as file:
-            file.write("".join(drawn))
-        return batch
+    def note_before(self, indices):
+        seeded.clear()
+        before.update(random_states(self.dataset))
 
-    fetcher.fetch = note_fetch
+    def note_after(batch, self, indices):
+        after = random_states(self.dataset)
+        drawn = [name for name in after if before[name] != after[name] and name not in seeded]
+        with witness.original["open"](
+            witness.folder() / f"{witness.get_rank()}.drawn", "a"
+        ) as file:
+            file.write("".join(f"{name} {before[name]}\n" for name in drawn))
+
+    observe("data", fetcher, "fetch", before=note_before, after=note_after)
 
 
 def install():
     witness.after_backward.append(note_training)
-    follow_batches(note_batch)
+    follow_batches(pass_on)
     for fetcher in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
         follow_random_numbers(fetcher)
+    for name, library, seed in (
+        ("torch", torch, "manual_seed"),
+        ("random", random, "seed"),
+        ("numpy", numpy.random, "seed"),
+    ):
+        observe("data", library, seed, before=lambda *seeds, name=name: seeded.add(name))

@@ -1,10 +1,9 @@
-"""Notes what tools/audit asks for beside _witness.py: gradients, losses, printed numbers, saves.
+"""Notes what tools/audit asks of steps beside _witness.py: gradients, losses, waits, evaluations.
 
 Of a gradient, its product with a fixed vector is kept: that of a mean is the mean of the products.
 """
 
 import functools
-import os
 import re
 import sys
 import weakref
@@ -13,36 +12,36 @@ import _witness as witness
 import _witness_batches as witness_batches
 import torch
 import torch.distributed as dist
-from _witness import hashes, is_library, local, place, write
+from _witness import caller, hashes, held, is_library, local, observe, place, write
 from _witness_batches import digest
-from torch.distributed import checkpoint
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_leaves
 
 PATTERN = torch.cos(torch.arange(4096, dtype=torch.float64))
 MAX_GRADIENTS = 40  # whose products are written down, of each step
 NUMBER = re.compile(r"-?\d+\.\d+(?:e[-+]?\d+)?")
-original = {
-    "add_param_group": torch.optim.Optimizer.add_param_group,
-    "backward": torch.autograd.backward,
-    "fsync": os.fsync,
-    "item": torch.Tensor.item,
-    "scale": torch.amp.GradScaler.scale,
-    "wrap": DistributedDataParallel.__init__,
-}
+WAITS = ("item", "__float__", "__format__", "cpu", "tolist")  # for what a GPU computes
+COLLECTIVES = ("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce")
+COLLECTIVES += ("all_to_all", "all_to_all_single", "broadcast", "gather", "reduce", "scatter")
+COLLECTIVES += ("reduce_scatter", "reduce_scatter_tensor", "send", "recv", "isend", "irecv")
+COLLECTIVES += ("batch_isend_irecv",)
 wrapped = {}  # the parameters that DDP should average, and whether it looks for unused ones
 optimizers = []
-followed = weakref.WeakValueDictionary()  # their parameters, by id
+schedules = weakref.WeakSet()
+followed = weakref.WeakValueDictionary()  # the optimizers' parameters, by id
 products = {}  # of the gradients that this process has computed since the last step, by parameter
 syncs = {}  # how many passes since the last step have averaged a parameter's gradient
-losses = []  # on which a backward pass was called since the last step
-waits = set()  # the lines that have called item() of a loss since the last step
+losses = []  # on which a backward pass was called since the last step, and of how many samples
+talks = set()  # the collectives that the script has called since the last step
+waits = set()  # the lines that have waited for the GPU since the last step
 evaluated = set()  # the models that were called without gradients
-synced = set()  # the inodes of files that are on the disk
+stale_noted = False
+half = False  # whether anything since the last step was computed in 16 bits
 scaler = None  # which has scaled a loss since the last step
 
 
@@ -57,48 +56,82 @@ def averages():
     return any(wrapper.require_backward_grad_sync for wrapper in wrappers)
 
 
-def follow(optimizer, group):
+def follow(result, optimizer, group):
     """Adds up the gradients of an optimizer's parameters, as they are before the ranks' mean."""
 
     def add(key, gradient):
         products[key] = products.get(key, 0.0) + product(gradient)
         syncs[key] = syncs.get(key, 0) + averages()
 
-    original["add_param_group"](optimizer, group)
     if optimizer not in optimizers:
         optimizers.append(optimizer)
     for parameter in optimizer.param_groups[-1]["params"]:
         is_new = followed.get(id(parameter)) is not parameter  # to any optimizer
         if is_new and parameter.requires_grad and not hasattr(parameter, "to_local"):
             followed[id(parameter)] = parameter
-            parameter.register_hook(functools.partial(add, id(parameter)))
+            parameter.register_hook(held("steps", functools.partial(add, id(parameter))))
 
 
-@functools.wraps(original["wrap"])
 def note_wrapper(ddp, module, *args, **options):
     searches = options.get("find_unused_parameters", False)
     wrapped.update((id(parameter), searches) for parameter in module.parameters())
-    original["wrap"](ddp, module, *args, **options)
 
 
 def drops(modules):
     return any(isinstance(m, _DropoutNd) and m.p > 0 and m.training for m in modules)
 
 
-def note_evaluation(module, inputs):
-    models = [model for root in witness.roots for model in (root, getattr(root, "module", None))]
-    if torch.is_grad_enabled() or module not in models or module in evaluated:
+def normalizes(modules):
+    return any(isinstance(m, _BatchNorm) and m.training for m in modules)
+
+
+def note_call(module, inputs):
+    """Notes 16 bits, gradients that nobody clears, and models that are called to evaluate."""
+    global half
+    half |= torch.is_autocast_enabled("cpu")
+    if torch.is_grad_enabled():
+        if module is witness.called and not witness.samples and witness.steps:
+            note_stale(module)
         return
-    evaluated.add(module)
-    is_ddp = isinstance(module, DistributedDataParallel)
-    broadcasts = is_ddp and module.will_sync_module_buffers()
-    write(broadcasts=broadcasts, drops=drops(module.modules()), place=place())
+    models = [model for root in witness.roots for model in (root, getattr(root, "module", None))]
+    if module in models and module not in evaluated:
+        evaluated.add(module)
+        modules = [*module.modules()]
+        is_ddp = isinstance(module, DistributedDataParallel)
+        write(
+            broadcasts=is_ddp and module.will_sync_module_buffers(),
+            drops=drops(modules),
+            normalizes=normalizes(modules),
+            place=place(),
+        )
+
+
+def note_stale(module):
+    """Notes gradients that a step has left over, of parameters that no optimizer here has."""
+    global stale_noted
+    stale = [p for p in module.parameters() if p.grad is not None and id(p) not in followed]
+    if stale and not stale_noted:
+        stale_noted = True
+        write(stale=len(stale), place=place())
 
 
 def note_backward(tensors, *args, **options):
-    if torch.is_tensor(tensors) and tensors.numel() == 1:
-        losses.append(float(local(tensors).detach()))
-    return original["backward"](tensors, *args, **options)
+    witness.passes += 1
+    is_loss = torch.is_tensor(tensors) and tensors.numel() == 1
+    loss = float(local(tensors).detach()) if is_loss else None
+    losses.append([loss, len(witness.samples)])
+
+
+def note_samples(result, *args, **options):
+    losses[-1][1] = len(witness.samples) - losses[-1][1]
+
+
+def note_cleared(owner, *args, **options):
+    """Notes gradients that are cleared before a step has used them."""
+    if len(optimizers) == 1 and witness.samples and scaler is None:
+        write(thrown=len(witness.samples), place=place())
+        witness.samples.clear()
+        losses.clear()
 
 
 def shard(parameter):
@@ -131,121 +164,115 @@ def describe_shards(parameters, modules):
     return {
         "sharded": any(hasattr(p, "to_local") for p in parameters),
         "shard": digest([shard(p) for p in parameters]),
+        "shapes": digest([list(p.shape) for p in parameters]),
         "whole": sum(p.numel() for p in parameters),
         "fsdp": any(isinstance(module, FSDPModule) for module in modules)
         and all(hasattr(p, "device_mesh") and p.device_mesh.shape == world for p in parameters),
     }
 
 
+def digest_of(tensors):
+    return digest(sorted(hashes(local(t).detach().flatten()[None]) for t in tensors))
+
+
+def describe_state(optimizer):
+    """Describes what an optimizer keeps; ZeroRedundancyOptimizer keeps it in one of its own."""
+    states = [optimizer.state, getattr(getattr(optimizer, "optim", None), "state", {})]
+    tensors = [leaf for leaf in tree_leaves([dict(s) for s in states]) if torch.is_tensor(leaf)]
+    return {
+        "stateful": any(t.ndim > 0 for t in tensors),
+        "state": digest_of(tensors),
+        "rates": [float(group["lr"]) for group in optimizer.param_groups if "lr" in group],
+        "scheduled": any(getattr(s, "optimizer", None) is optimizer for s in schedules),
+    }
+
+
 def describe(optimizer, parameters):
     """Returns what the event of a step has, too."""
-    global scaler
+    global scaler, half
     modules = {module for root in witness.roots for module in root.modules()}
-    state = tree_leaves([list(values.values()) for values in optimizer.state.values()])
+    of_models = [p for module in modules for p in module.parameters(recurse=False)]
+    called = {*map(id, of_models)}
+    own = digest_of(parameters)
     more = describe_gradients(parameters) | describe_shards(parameters, modules)
+    more |= describe_state(optimizer)
     more |= {
         "optimizer": id(optimizer),
         "place": place(),
-        "digest": digest(sorted(hashes(local(p).detach().flatten()[None]) for p in parameters)),
+        "digest": own,
+        "called": own if called == {*map(id, parameters)} else digest_of(of_models),
+        "foreign": not called.intersection(map(id, parameters)),
         "losses": losses[:],
+        "half": half or any(local(p).itemsize < 4 for p in parameters),
         "dropout": drops(modules),
-        "batch_norm": any(isinstance(m, _BatchNorm) and m.training for m in modules),
-        "scales": scaler is not None,
-        "stateful": any(torch.is_tensor(value) and value.ndim > 0 for value in state),
+        "talks": bool(talks),
+        "batch_norm": normalizes(modules),
+        "scale": scaler.get_scale() if scaler else None,
         "waits": sorted(waits),
     }
-    for noted in (losses, waits):
+    for noted in (losses, waits, talks):
         noted.clear()
-    scaler = None
+    scaler, half = None, False
     return more.items()
 
 
-def note_item(tensor):
-    if tensor.requires_grad and not is_library(sys._getframe(1)):
-        waits.add(place())
-    return original["item"](tensor)
+def note_collective(*args, **options):
+    if line := caller():
+        talks.add(line)
+
+
+def note_wait(tensor, *args, **options):
+    by_script = witness.depth == 1 and caller()
+    if by_script and tensor.is_floating_point() and tensor.numel() < 64:
+        waits.add(by_script)
 
 
 def note_output(stream):
-    """Notes numbers that the script prints."""
-    write_text = stream.write
+    """Notes numbers that the script prints, with the line that has called the one that prints."""
 
-    def write_and_note(text):
+    def note(text):
         if numbers := NUMBER.findall(text):
-            write(printed=numbers, form=re.sub(r"[-\d.]+", "#", text), place=place())
-        return write_text(text)
+            frame = sys._getframe(1)
+            lines = []
+            while frame:
+                if not is_library(frame):
+                    lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+                frame = frame.f_back
+            form = re.sub(r"[-\d.]+", "#", text)
+            place, called_in, *_ = [*lines, "", ""]
+            write(printed=numbers, form=form, place=place, called_in=called_in)
 
-    stream.write = write_and_note
+    observe("prints", stream, "write", before=note)
 
 
 def note_scale(self, outputs):
     global scaler
     if self.is_enabled():
         scaler = self
-    return original["scale"](self, outputs)
 
 
-def note_clipping(name):
-    clip = getattr(torch.nn.utils, name)
-
-    @functools.wraps(clip)
-    def noted(*args, **options):
-        stages = scaler._per_optimizer_states.values() if scaler else []
-        if scaler and scaler.get_scale() != 1 and all(s["stage"].name == "READY" for s in stages):
-            write(clips_scaled=True, place=place())
-        return clip(*args, **options)
-
-    setattr(torch.nn.utils, name, noted)
-
-
-def note_checkpoint(name, storage):
-    """Notes what torch.distributed.checkpoint saves and loads: folders."""
-    call = getattr(checkpoint, name)
-
-    @functools.wraps(call)
-    def noted(state_dict, **options):
-        path = options.get("checkpoint_id") or getattr(options.get(storage), "path", "")
-        if not is_library(sys._getframe(1)):
-            if name == "load":
-                write(loaded_to="a folder", place=place())
-            else:
-                witness.note_save(path, folder=True)
-        return call(state_dict, **options)
-
-    setattr(checkpoint, name, noted)
-
-
-def note_fsync(fd):
-    synced.add(os.fstat(fd if isinstance(fd, int) else fd.fileno()).st_ino)
-    return original["fsync"](fd)
-
-
-def note_rename(name):
-    rename = getattr(os, name)
-
-    def noted(src, dst, **options):
-        if not is_library(sys._getframe(1)):
-            path, target = os.path.abspath(src), os.path.abspath(dst)
-            on_disk = os.path.exists(path) and os.stat(path).st_ino in synced
-            write(renamed=path, to=target, synced=on_disk, place=place())
-        return rename(src, dst, **options)
-
-    setattr(os, name, noted)
+def note_clipping(*args, **options):
+    stages = scaler._per_optimizer_states.values() if scaler else []
+    if scaler and scaler.get_scale() != 1 and all(s["stage"].name == "READY" for s in stages):
+        write(clips_scaled=True, place=place())
 
 
 def install():
     witness_batches.install()
-    torch.optim.Optimizer.add_param_group, torch.Tensor.item = follow, note_item
-    DistributedDataParallel.__init__ = note_wrapper
-    torch.autograd.backward, torch.amp.GradScaler.scale = note_backward, note_scale
-    os.fsync = note_fsync
+    observe("steps", torch.optim.Optimizer, "add_param_group", after=follow)
+    for owner in (torch.optim.Optimizer, torch.nn.Module):
+        observe("steps", owner, "zero_grad", before=note_cleared)
+    observe("steps", DistributedDataParallel, "__init__", before=note_wrapper)
+    observe("steps", torch.autograd, "backward", before=note_backward, after=note_samples)
+    observe("steps", torch.amp.GradScaler, "scale", before=note_scale)
+    observe("saves", LRScheduler, "__init__", before=lambda s, *a, **o: schedules.add(s))
+    for name in COLLECTIVES:
+        observe("steps", dist, name, before=note_collective)
+    for name in WAITS:
+        observe("costs", torch.Tensor, name, before=note_wait)
     for stream in (sys.stdout, sys.stderr):
         note_output(stream)
-    for name in ("rename", "replace"):
-        note_rename(name)
     for name in ("clip_grad_norm_", "clip_grad_value_"):
-        note_clipping(name)
-    for name in ("save", "async_save", "load"):
-        note_checkpoint(name, "storage_reader" if name == "load" else "storage_writer")
-    register_module_forward_pre_hook(note_evaluation)
+        observe("costs", torch.nn.utils, name, before=note_clipping)
+    register_module_forward_pre_hook(held("steps", note_call))
     witness.details.append(describe)

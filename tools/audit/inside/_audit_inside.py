@@ -7,11 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
+from multiprocessing import process
 from pathlib import Path
 
 import _audit_replay as audit_replay
 import _witness as witness
 import _witness_details as witness_details
+import _witness_files as witness_files
 import _witness_order as witness_order
 import numpy
 import torch
@@ -19,8 +22,8 @@ import torch._dynamo  # before a function of torch's is replaced
 import torch.distributed as dist
 
 start = time.monotonic()
-init_process_group, destroy_process_group = dist.init_process_group, dist.destroy_process_group
-barrier = dist.barrier
+init_process_group, barrier = dist.init_process_group, dist.barrier
+forking = multiprocessing.get_context("fork")
 
 
 def seed():
@@ -58,6 +61,27 @@ def signal_all(signum):
     subprocess.run(["sh", "-c", "; ".join(kills)], **options)
 
 
+def noted(function):
+    """Returns a function whose error, or whose end, is written down."""
+
+    def call(*args, **options):
+        try:
+            result = function(*args, **options)
+        except SystemExit as error:
+            witness.write(error=f"it exits: {error}" if error.code else "", time=time.time())
+            raise
+        except Exception as error:
+            frames = traceback.extract_tb(error.__traceback__)
+            lines = [[frame.filename, frame.lineno] for frame in frames]
+            text = f"{type(error).__name__}: {error}"
+            witness.write(error=text, frames=lines, time=time.time())
+            raise
+        witness.write(finished=True, unused=len(witness.samples))
+        return result
+
+    return call
+
+
 def join(backend=None, init_method=None, *args, **options):
     if (device := options.pop("device_id", None)) is not None:
         torch.cuda.set_device(device)
@@ -69,16 +93,28 @@ def join(backend=None, init_method=None, *args, **options):
     witness.write(joined=dist.get_world_size())
 
 
-def leave(*args):
-    witness.write(left=True)
-    destroy_process_group(*args)
+def note_leaving(group=None):
+    if group in (None, dist.GroupMember.WORLD):
+        witness.write(left=True)
 
 
 def fork(method=None):
     return forking
 
 
-forking = multiprocessing.get_context("fork")
+def fork_ranks():
+    """Lets a script fork the ranks that it starts itself, since torch is there."""
+    spawn = sys.modules["torch.multiprocessing.spawn"]
+    start_processes = spawn.start_processes
+
+    def fork_processes(fn, *args, start_method="fork", **options):
+        return start_processes(noted(fn), *args[:4], start_method="fork", **options)
+
+    spawn.start_processes = torch.multiprocessing.start_processes = fork_processes
+    for module in (multiprocessing, torch.multiprocessing):
+        module.get_context = fork
+    process.BaseProcess.run = noted(process.BaseProcess.run)
+    os.register_at_fork(after_in_child=lambda: (seed(), witness.watch_lines()))
 
 
 def install():
@@ -86,27 +122,19 @@ def install():
     for module in (multiprocessing, torch.multiprocessing):  # for the script to choose, once
         module.set_start_method = lambda method, force=False: None
     seed()
-    witness.install()
-    witness_details.install()
-    witness_order.install()
-    audit_replay.install()
-    witness.after_step.append(after_step)
-    dist.init_process_group, dist.destroy_process_group = join, leave
-    dist.barrier = lambda group=None, async_op=False, device_ids=None: barrier(group, async_op)
-    if os.environ["AUDIT_PORT"]:  # it starts its ranks: they are forked, since torch is there
-        spawn = sys.modules["torch.multiprocessing.spawn"]
-        start_processes = spawn.start_processes
-
-        def fork_processes(*args, start_method="fork", **options):
-            return start_processes(*args[:5], start_method="fork", **options)
-
-        spawn.start_processes = torch.multiprocessing.start_processes = fork_processes
-        for module in (multiprocessing, torch.multiprocessing):
-            module.get_context = fork
-        os.register_at_fork(after_in_child=lambda: (seed(), witness.watch_lines()))
-    if os.environ["AUDIT_GPUS"]:
-        os.environ["PRETEND_GPUS"] = os.environ["AUDIT_GPUS"]
+    if os.environ["PRETEND_GPUS"] != "0":
         sys.path.append(str(Path(__file__).parents[2] / "launch" / "pretend_gpus"))
         import _audit_shim as audit_shim
 
         audit_shim.install()
+    witness.install()
+    witness_details.install()
+    witness_files.install()
+    witness_order.install()
+    audit_replay.install()
+    witness.after_step.append(after_step)
+    witness.observe("ends", dist, "destroy_process_group", before=note_leaving)
+    dist.init_process_group = join
+    dist.barrier = lambda group=None, async_op=False, device_ids=None: barrier(group, async_op)
+    if os.environ["AUDIT_PORT"]:
+        fork_ranks()

@@ -15,6 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 QUESTIONS = ("current_accelerator", "device_count", "is_available", "is_bf16_supported")
+LIBRARIES = ("accelerate", "lightning", "lightning_fabric")  # which call set_device
 noted = set()  # the GPUs that the script has put something on
 
 
@@ -25,6 +26,12 @@ def visible():
     return len(numbers) if named else int(os.environ["PRETEND_GPUS"])
 
 
+def current():
+    """Returns the current GPU, which some libraries set for the rank: here they use the CPU."""
+    library = any(name in sys.modules for name in LIBRARIES)
+    return int(os.environ.get("LOCAL_RANK", 0)) if library else pretend_cuda.current
+
+
 def on_cpu(device):
     """Returns the CPU for a GPU, and notes its number, unless the script hides the others."""
     if type(device) is int:
@@ -32,7 +39,7 @@ def on_cpu(device):
     name = str(device) if isinstance(device, str | torch.device) else ""
     if name.partition(":")[0] != "cuda":
         return device
-    number = int(name[5:] or pretend_cuda.current)
+    number = pretend_cuda.checked(int(name[5:] or current()))
     if not os.environ["CUDA_VISIBLE_DEVICES"] and number not in noted:
         noted.add(number)
         witness.write(gpu=number)
@@ -65,6 +72,12 @@ def module_to(module, *args, **options):
 
 
 original_to = torch.nn.Module.to
+
+
+def no_ids(device_ids):
+    """DDP gets no GPUs; that there are such is checked."""
+    for device in device_ids or ():
+        pretend_cuda.checked(device if isinstance(device, int) else torch.device(device).index or 0)
 
 
 def on_cpu_mesh(device_type):
@@ -121,12 +134,11 @@ def install():
     torch.nn.Module.cuda = lambda module, device="cuda": module_to(module, device)
     torch.Generator = Generator
     torch.nn.SyncBatchNorm.convert_sync_batchnorm = lambda module, process_group=None: module
-    none = {"device_ids": lambda ids: None, "output_device": lambda device: None}
+    none = {"device_ids": no_ids, "output_device": lambda device: None}
     change(torch.nn.parallel.DistributedDataParallel, "__init__", **none)
     change(torch.amp.GradScaler, "__init__", device=on_cpu)
     change(torch.autocast, "__init__", device_type=on_cpu)
     change(torch.distributed.DeviceMesh, "__init__", device_type=on_cpu_mesh)
-    witness.details.append(lambda *step: [("current_gpu", pretend_cuda.current)])
-    load = witness.original["load"]
-    witness.original["load"] = lambda file, _, *args, **options: load(file, "cpu", *args, **options)
+    change(torch, "load", map_location=lambda device: "cpu")
+    witness.details.append(lambda *step: [("current_gpu", current())])
     Translate().__enter__()

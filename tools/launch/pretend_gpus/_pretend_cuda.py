@@ -3,6 +3,7 @@
 import itertools
 import os
 import time
+from collections import defaultdict
 from types import SimpleNamespace
 
 import torch
@@ -62,23 +63,25 @@ ANSWERS = {
     "_lazy_init": lambda: None,
     "cudart": lambda: SimpleNamespace(cudaHostRegister=pin, cudaHostUnregister=pin),
     "current_device": lambda: current,
-    "current_stream": lambda *device: Stream(),
+    "current_stream": lambda *device, **options: Stream(),
     "default_generators": [torch.default_generator] * int(os.environ["PRETEND_GPUS"]),
     "device_count": visible,
-    "get_device_capability": lambda *device: (PROPERTIES.major, PROPERTIES.minor),
-    "get_device_name": lambda *device: PROPERTIES.name,
-    "get_device_properties": lambda *device: PROPERTIES,
-    "get_rng_state": lambda *device: torch.get_rng_state(),
+    "get_device_capability": lambda *device, **options: (PROPERTIES.major, PROPERTIES.minor),
+    "get_device_name": lambda *device, **options: PROPERTIES.name,
+    "get_device_properties": lambda *device, **options: PROPERTIES,
+    "get_rng_state": lambda *device, **options: torch.get_rng_state(),
     "is_available": lambda: visible() > 0,
     "is_bf16_supported": lambda including_emulation=True: True,
-    "max_memory_allocated": lambda *device: 2**20,
-    "mem_get_info": lambda *device: (PROPERTIES.total_memory // 2, PROPERTIES.total_memory),
-    "reset_peak_memory_stats": lambda *device: None,
+    "max_memory_allocated": lambda *device, **options: 2**20,
+    "mem_get_info": lambda *device, **options: (2**33, PROPERTIES.total_memory),
+    "memory_stats": lambda *device, **options: defaultdict(int),
+    "reset_peak_memory_stats": lambda *device, **options: None,
     "set_device": set_device,
-    "set_rng_state": lambda *state: None,
+    "set_rng_state": lambda *state, **options: None,
     "stream": torch.cpu.stream,
-    "synchronize": lambda *device: None,
+    "synchronize": lambda *device, **options: None,
 }
+torch.cuda.nccl.version = lambda: (2, 27, 7)
 
 
 def install():

@@ -76,6 +76,8 @@ class Run:
         self.events = [event for events in processes for event in events]
         steps = [[event for event in events if "samples" in event] for events in processes]
         self.steps = sorted(filter(None, steps), key=lambda steps: steps[0]["rank"])
+        failures = [path.read_text().splitlines() for path in folder.glob("*.failed")]
+        self.failures = sorted({tuple(loads(line)) for lines in failures for line in lines})
         self.initial = next(folder.glob("*.initial"), None)
 
     def wait(self, jobs):

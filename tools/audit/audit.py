@@ -1,0 +1,176 @@
+"""Starts a script for tools.audit, and asks all questions of what it does.
+
+"wrong" is said only of what no right script does; of what a right one may do, "look".
+"""
+
+import os
+import shlex
+import tempfile
+import traceback
+from pathlib import Path
+
+from tools.audit import data, ends, log, one_process, snapshots, training
+from tools.audit.facts import Facts, look, one_line, unseen, wrong
+from tools.launch.jobs import Shell, free_port
+from tools.launch.run import Run
+from tools.launch.scripts import launcher, sources
+from tools.steps import ROOT
+
+PATHS = [str(ROOT / "tools" / part) for part in ("audit/inside", "witness")]
+START = """
+import os, sys
+for name in {unset}:
+    os.environ.pop(name, None)
+sys.argv[0] = {script!r}
+sys.path[:1] = {paths}
+import runpy, _audit_inside
+_audit_inside.install()
+_audit_inside.noted(runpy.run_path)({script!r}, run_name="__main__")
+"""
+OF_TORCHRUN = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR MASTER_PORT"
+DIVERGE = "recipes/verify.md#what-makes-ranks-diverge"
+REPORT = "(please report it)"
+# What is asked of a run in which at least one rank makes a step, and of which notes.
+QUESTIONS = (
+    ("steps", ends.ranks),
+    ("steps", training.gradients),
+    ("steps", training.weights),
+    ("costs", training.costs),
+    ("data", data.samples),
+    ("data", data.order),
+    ("data", data.random_numbers),
+    ("data", data.evaluation),
+    ("prints", log.losses),
+    ("steps", one_process.gradient),
+    ("saves", snapshots.files),
+    ("saves", snapshots.kill),
+)
+
+
+class CannotRunError(Exception):
+    """What a script has printed that makes no step."""
+
+
+class Audit:
+    def __init__(self, args, folder):
+        self.args = args
+        self.folder = folder
+        self.shell = Shell(folder, as_in_life=True)
+        self.text = sources(args.script)
+        self.launcher = args.launcher or launcher(self.text, args.ranks).split()[0]
+        self.gpus = True  # whether they are pretended
+        self.findings = []
+        self.started = []  # the runs so far
+
+    def say(self, finding):
+        if finding not in self.findings:
+            self.findings.append(finding)
+
+    def start(self, name, more="", ranks=None, gpus=None, **variables):
+        """Starts the script in a folder of this name; returns its run."""
+        ranks = ranks or self.args.ranks
+        events = Path(tempfile.mkdtemp(dir=self.folder))
+        script = str(self.args.script)
+        paths = [str(self.args.script.parent), *PATHS]
+        unset = OF_TORCHRUN.split() if self.launcher == "python" else []
+        (events / "start.py").write_text(START.format(script=script, paths=paths, unset=unset))
+        gpus = gpus or max(1, ranks // self.args.nodes)
+        variables = self.variables(events, gpus) | variables
+        folders = self.folders(name, 1 if unset else ranks)
+        arguments = f"{shlex.join(self.args.arguments)} {more}"
+        job = self.shell.ranks_on(folders, f"{events}/start.py {arguments}", **variables)
+        run = Run([job], events, self.args.script, 2 * self.args.seconds)
+        run.limited = (events / "limited").exists()
+        run.home = self.folder / name
+        self.started.append(run)
+        by_name = any(event.get("folder") for event in run.events)
+        for kind, text, place in self.started[0].differences(run):
+            say = look if by_name and "optimizer" in kind else wrong
+            self.say(say({"place": place}, text, DIVERGE))
+        return run
+
+    def variables(self, events, gpus):
+        return {
+            "AUDIT_KEEP": "",
+            "AUDIT_SIGNAL": "-1 0",
+            "AUDIT_STEPS": str(self.args.steps),
+            "AUDIT_SECONDS": str(self.args.seconds),
+            "AUDIT_PORT": str(free_port()) if self.launcher == "python" else "",
+            "PRETEND_GPUS": str(gpus if self.gpus else 0),
+            "ACCELERATE_USE_CPU": "true",
+            "CUDA_VISIBLE_DEVICES": "",
+            "TORCHDYNAMO_DISABLE": "1",
+            "WITNESS_FOLDER": str(events),
+        }
+
+    def folders(self, name, count):
+        """Returns a folder for each process, one per node, which are links to the same one."""
+        nodes = [rank * self.args.nodes // count for rank in range(count)]
+        folders = [self.folder / f"{name}{node}" for node in nodes]
+        (self.folder / name).mkdir(exist_ok=True)
+        for folder in {*folders} - {*self.folder.iterdir()}:
+            folder.symlink_to(self.folder / name)
+        return folders
+
+    def first_run(self):
+        """Runs the script on pretended GPUs, or without, if it can do so only."""
+        run = self.start("first")
+        if run.steps or "is_available" not in self.text:
+            return run
+        self.gpus = False
+        without = self.start("without")
+        if not without.steps:
+            return run
+        if run.lines():
+            error = one_line(run.lines()[-1])
+            self.say(look(None, f"it runs on CPUs, but not on pretended GPUs: {error}"))
+        return without
+
+    def ask(self):
+        """Returns what is found; an error of a question is told as such."""
+        facts = Facts(self.first_run(), self.args, self.start, self.launcher)
+        if not facts.run.steps:
+            self.ask_without_steps(facts)
+            return self.findings
+        self.answer("ends", ends.end, facts)
+        if ends.too_early(facts):
+            self.say(unseen("the rest: the run was ended before each rank had made a step"))
+            return self.findings
+        for subject, question in QUESTIONS:
+            self.answer(subject, question, facts)
+        return self.findings
+
+    def answer(self, subject, question, facts):
+        """Asks a question, unless what it looks at was not noted because of an error of ours."""
+        what = question.__doc__.partition("\n")[0].strip(".").replace("Whether", "whether")
+        failed = [text for other, text in facts.run.failures if other == subject]
+        if failed:
+            self.say(unseen(f"{what}: the audit failed in {failed[0]} {REPORT}"))
+            return
+        try:
+            for finding in question(facts):
+                self.say(finding)
+        except Exception as error:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            place = f"{os.path.basename(frame.filename)}:{frame.lineno}"
+            text = f"the audit failed in {place}: {type(error).__name__}: {error} {REPORT}"
+            self.say(unseen(f"{what}: {one_line(text)}"))
+
+    def ask_without_steps(self, facts):
+        run = facts.run
+        failures = [text for _, text in run.failures] + [f.text for f in facts.failures if f.ours]
+        if any(failure.of_cuda for failure in facts.failures):
+            self.answer("ends", ends.end, facts)
+        elif failures:
+            self.say(unseen(f"what it does: the audit failed in {failures[0]} {REPORT}"))
+        elif never := facts.events("no_gradient"):
+            self.answer("ends", ends.end, facts)
+            text = "no backward pass comes to the weights that the optimizer has"
+            self.say(wrong(never[0], text, "singlegpu.md"))
+        elif any(event["passes"] for event in run.events):
+            self.answer("ends", ends.end, facts)
+            self.say(unseen("how it trains: it calls no step() of an optimizer of torch's"))
+        elif run.hangs.count("in line") > 1:
+            self.answer("ends", ends.end, facts)
+        elif not any(finding.kind == "wrong" for finding in self.findings):
+            raise CannotRunError(run.hangs or ends.why_not(facts))
