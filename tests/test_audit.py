@@ -1,5 +1,7 @@
 """tools.audit finds the faults of tests/audit/faults.txt, and none in right scripts."""
 
+import re
+
 import pytest
 from helpers import first, own_modules, run
 
@@ -44,6 +46,20 @@ def test_right_script(tmp_path, script):
         "at SIGTERM, nothing is saved",
         "each rank evaluates all 16 samples: split them, and add up",
     }
+
+
+@pytest.mark.parametrize(
+    "hook",
+    first(1, ["_witness_details.product", "_witness_details.describe_state", "_witness.note_save"]),
+)
+def test_error_of_the_audit_is_not_the_scripts(tmp_path, hook):
+    module = hook.partition(".")[0]
+    source = (SCRIPTS / "functions.py").read_text()
+    (tmp_path / "hooked.py").write_text(f"import {module}\n{hook} = None\n{source}")
+    result = run("python", "-m", "tools.audit", str(tmp_path / "hooked.py"))
+    assert result.returncode == 0 and "WRONG" not in result.stdout, result.stdout
+    said = " ".join(result.stdout.split())
+    assert re.search(r"not seen .*: the audit failed in _witness.*please report it", said), said
 
 
 @pytest.mark.long

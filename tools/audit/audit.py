@@ -51,6 +51,10 @@ class CannotRunError(Exception):
     """What a script has printed that makes no step."""
 
 
+class AuditError(Exception):
+    """An error of the audit itself, where it notes what a script does."""
+
+
 class Audit:
     def __init__(self, args, folder):
         self.args = args
@@ -83,6 +87,8 @@ class Audit:
         run.limited = (events / "limited").exists()
         run.home = self.folder / name
         self.started.append(run)
+        if run.failures and len(self.started) > 1:
+            raise AuditError(run.failures[0][1])
         by_name = any(event.get("folder") for event in run.events)
         for kind, text, place in self.started[0].differences(run):
             say = look if by_name and "optimizer" in kind else wrong
@@ -133,6 +139,10 @@ class Audit:
             self.ask_without_steps(facts)
             return self.findings
         self.answer("ends", ends.end, facts)
+        failed = [text for subject, text in facts.run.failures if subject == "steps"]
+        if failed:
+            self.say(unseen(f"what its steps do: the audit failed in {failed[0]} {REPORT}"))
+            return self.findings
         if ends.too_early(facts):
             self.say(unseen("the rest: the run was ended before each rank had made a step"))
             return self.findings
@@ -150,6 +160,8 @@ class Audit:
         try:
             for finding in question(facts):
                 self.say(finding)
+        except AuditError as error:
+            self.say(unseen(f"{what}: the audit failed in {error} {REPORT}"))
         except Exception as error:
             frame = traceback.extract_tb(error.__traceback__)[-1]
             place = f"{os.path.basename(frame.filename)}:{frame.lineno}"
