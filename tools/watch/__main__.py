@@ -5,6 +5,7 @@ python -m tools.watch my_multigpu.py 2 1 --batch_size 4
 
 import argparse
 import json
+import re
 import shlex
 import sys
 import tempfile
@@ -55,10 +56,12 @@ def main():
         parser.error(f"there is no file {args.script}")
     script = args.script.resolve()
     output = args.output or Path(f"{args.script}.html")
-    start = launcher(sources(args.script), args.ranks)
+    text = sources(args.script)
+    start = launcher(text, args.ranks)
+    gpus = {} if re.search(r"is_available|current_accelerator", text) else {"PRETEND_GPUS": "8"}
     command = f"{start} {shlex.join([str(script), *args.arguments])}"
     with tempfile.TemporaryDirectory() as folder:  # where no snapshot of the reader's is in use
-        recording, log = record(command, script, Path(folder))
+        recording, log = record(command, script, Path(folder), **gpus)
     if not recording["attempts"]:
         printed = "\n".join(log.splitlines()[-20:])
         sys.exit(f"watch: {script.name} has run no line of its own:\n{printed}")

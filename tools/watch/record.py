@@ -9,7 +9,8 @@ from tools.launch.jobs import Shell, TimeLimit
 
 SILENCE_S = 20  # after which a run hangs
 MAX_WAIT_S = 120  # for the next line of the script, whatever is printed meanwhile
-PATHS = [str(Path(__file__).with_name("recorder")), str(Path(__file__).parents[1] / "witness")]
+PARTS = ("watch/recorder", "witness", "launch/pretend_gpus")
+PATHS = [str(Path(__file__).parents[1] / part) for part in PARTS]
 
 
 def ranks_of(files):

@@ -22,7 +22,6 @@ import torch._dynamo  # before a function of torch's is replaced
 import torch.distributed as dist
 
 start = time.monotonic()
-init_process_group, barrier = dist.init_process_group, dist.barrier
 forking = multiprocessing.get_context("fork")
 
 
@@ -83,8 +82,6 @@ def noted(function):
 
 
 def join(backend=None, init_method=None, *args, **options):
-    if (device := options.pop("device_id", None)) is not None:
-        torch.cuda.set_device(device)
     if os.environ["AUDIT_PORT"]:  # other audits run the same script at the same time
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": os.environ["AUDIT_PORT"]}
         if str(init_method).startswith("tcp://"):
@@ -118,15 +115,18 @@ def fork_ranks():
 
 
 def install():
+    global init_process_group
     multiprocessing.set_start_method("fork", force=True)  # as where torchrun starts it
     for module in (multiprocessing, torch.multiprocessing):  # for the script to choose, once
         module.set_start_method = lambda method, force=False: None
     seed()
     if os.environ["PRETEND_GPUS"] != "0":
         sys.path.append(str(Path(__file__).parents[2] / "launch" / "pretend_gpus"))
-        import _audit_shim as audit_shim
+        import _pretend_on_cpu as pretend_on_cpu
 
-        audit_shim.install()
+        pretend_on_cpu.install()
+        pretend_on_cpu.on_first_use.append(lambda number: witness.write(gpu=number))
+        witness.details.append(lambda *step: [("current_gpu", pretend_on_cpu.current())])
     witness.install()
     witness_details.install()
     witness_files.install()
@@ -134,7 +134,6 @@ def install():
     audit_replay.install()
     witness.after_step.append(after_step)
     witness.observe("ends", dist, "destroy_process_group", before=note_leaving)
-    dist.init_process_group = join
-    dist.barrier = lambda group=None, async_op=False, device_ids=None: barrier(group, async_op)
+    init_process_group, dist.init_process_group = dist.init_process_group, join
     if os.environ["AUDIT_PORT"]:
         fork_ranks()

@@ -10,6 +10,7 @@ from _witness_batches import follow_batches
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._pytree import tree_leaves
+from torch.utils.data import Subset
 
 from _watch_recorder import events
 from _watch_recorder.events import note
@@ -79,7 +80,12 @@ def end_step(optimizer, arguments, options):
 def note_samples(iterator, batch, samples):
     if batch is not None:
         begin_step()
-        note("samples", " ".join(map(str, samples)))
+        dataset = iterator._dataset
+        while isinstance(dataset, Subset):
+            samples = [dataset.indices[sample] for sample in samples]
+            dataset = dataset.dataset
+        if None not in samples:  # else those of a stream, which have no numbers
+            note("samples", " ".join(map(str, samples)))
     return batch
 
 

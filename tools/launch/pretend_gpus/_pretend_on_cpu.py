@@ -1,7 +1,7 @@
 """Lets a script that is written for GPUs run on CPUs: where it says "cuda", it gets the CPU.
 
-Packages, torch among them, are told the truth. The pretended GPUs of tools/launch are stricter, and
-for the scripts of this series: those of others stop in DDP.
+Packages, torch among them, are told the truth. `_pretend_tensor.py` is stricter, and for the scripts
+of this series: those of others stop in DDP.
 """
 
 import functools
@@ -10,18 +10,20 @@ import os
 import sys
 
 import _pretend_cuda as pretend_cuda
-import _witness as witness
 import torch
+import torch.distributed as dist
+from _witness import is_library
 from torch.overrides import TorchFunctionMode
 
 QUESTIONS = ("current_accelerator", "device_count", "is_available", "is_bf16_supported")
 LIBRARIES = ("accelerate", "lightning", "lightning_fabric")  # which call set_device
-noted = set()  # the GPUs that the script has put something on
+used = set()  # the GPUs that the script has put something on
+on_first_use = []  # functions of such a GPU's number
 
 
 def visible():
     """Returns how many GPUs the script sees: all, unless it has named some itself."""
-    named = os.environ["CUDA_VISIBLE_DEVICES"]  # set by the audit, to hide real ones: to nothing
+    named = os.environ["CUDA_VISIBLE_DEVICES"]  # set to hide real ones: to nothing
     numbers = [name for name in named.split(",") if name.isdigit()]
     return len(numbers) if named else int(os.environ["PRETEND_GPUS"])
 
@@ -40,9 +42,10 @@ def on_cpu(device):
     if name.partition(":")[0] != "cuda":
         return device
     number = pretend_cuda.checked(int(name[5:] or current()))
-    if not os.environ["CUDA_VISIBLE_DEVICES"] and number not in noted:
-        noted.add(number)
-        witness.write(gpu=number)
+    if not os.environ["CUDA_VISIBLE_DEVICES"] and number not in used:
+        used.add(number)
+        for function in on_first_use:
+            function(number)
     return "cpu"
 
 
@@ -72,6 +75,12 @@ def module_to(module, *args, **options):
 
 
 original_to = torch.nn.Module.to
+
+
+def bind(device):
+    """A process group gets no GPU; like NCCL's, it chooses the current one."""
+    if device is not None:
+        pretend_cuda.set_device(device)
 
 
 def no_ids(device_ids):
@@ -113,7 +122,7 @@ def tell_script(owner, name, answer):
     truth = getattr(owner, name, answer)
 
     def told(*args, **options):
-        asked = truth if witness.is_library(sys._getframe(1)) else answer
+        asked = truth if is_library(sys._getframe(1)) else answer
         return asked(*args, **options)
 
     setattr(owner, name, told if name in QUESTIONS else answer)
@@ -140,5 +149,7 @@ def install():
     change(torch.autocast, "__init__", device_type=on_cpu)
     change(torch.distributed.DeviceMesh, "__init__", device_type=on_cpu_mesh)
     change(torch, "load", map_location=lambda device: "cpu")
-    witness.details.append(lambda *step: [("current_gpu", current())])
+    change(dist, "init_process_group", backend=lambda name: "gloo", device_id=bind)
+    change(dist, "new_group", backend=lambda name: None)
+    change(dist, "barrier", device_ids=lambda ids: None)
     Translate().__enter__()
