@@ -98,7 +98,21 @@ OTHER_SIZE = ("(self.total_loss)", "(self.total_loss if self.is_main else torch.
 OWN_VAL_LOSS = ("dist.all_reduce(total_loss)\n", "total_loss *= dist.get_world_size()\n")
 DDP = "nn.parallel.DistributedDataParallel"
 WRAPPED_TWICE = (f"{DDP}(model)", f"{DDP}({DDP}(model))")
-
+# The weights are averaged after the step, and not the gradients before it.
+OWN_MOMENTUM = (
+    "self.loss_fn(self.model(inputs)",
+    "self.loss_fn(self.model.module(inputs)",
+    "        self.optimizer.step()\n",
+    "        self.optimizer.step()\n        with torch.no_grad():\n"
+    "            for p in self.model.parameters():\n"
+    "                dist.all_reduce(p)\n                p /= dist.get_world_size()\n",
+)
+TWICE_THE_LOSS = ("train_loader.sampler.total_size", "train_loader.sampler.num_samples")
+FROM_ITS_START = (
+    "        self.train_loader.sampler.set_epoch(epoch)\n",
+    "        self.first = getattr(self, 'first', epoch)\n"
+    "        self.train_loader.sampler.set_epoch(epoch - self.first)\n",
+)
 
 MESSAGES = [
     (ONE, "starts", (BACKWARD, "        loss.backward(\n"), r"line \d+\n.*loss.backward"),
@@ -116,6 +130,9 @@ MESSAGES = [
         (BACKWARD, HALVED),
         "first update is 0.5 times .* averaged twice",
     ),
+    (TORCHRUN, "weights", OWN_MOMENTUM, "optimizers have different states"),
+    (TORCHRUN, "loss", TWICE_THE_LOSS, "This is 2 times the right one"),
+    (TORCHRUN, "resume", FROM_ITS_START, "epoch 2, it takes the samples in epoch 1's order"),
     (TORCHRUN, "weights", WRAPPED_TWICE, "DDP wraps a model that DDP has wrapped"),
     (
         TORCHRUN,

@@ -304,6 +304,11 @@ class Judge:
                 if any(step["running"] for step in self.straight.steps[0]):
                     message += " The optimizer steps before each all-reduce has been waited for."
                 raise WrongError(message)
+            if len({step["state"] for step in ranks}) > 1 and not (
+                self.stage.reference or self.stage.shards
+            ):
+                message = f"After {number} steps, the ranks' optimizers have different states."
+                raise WrongError(f"{message} Are the weights averaged, and not the gradients?")
         if self.stage.shards:
             drawn = self.alone.steps[0][0]["weights"]
             if abs(self.sum_of_weights(0, self.alone) - drawn) > 1e-6:
@@ -321,7 +326,7 @@ class Judge:
         ratio = (after - before) / (expected - before)
         for wrong, why in (
             (1 / self.stage.processes, "are the gradients averaged twice?"),
-            (self.stage.processes, "are the gradients summed, and not averaged?"),
+            (self.stage.processes, "are the gradients summed, or is the rate multiplied by it?"),
         ):
             if abs(ratio / wrong - 1) < 0.01:
                 raise WrongError(f"The first update is {wrong:g} times the right one: {why}")
@@ -346,7 +351,11 @@ class Judge:
         found = run.losses().get(epoch, math.nan)
         tolerance = 1e-4 if self.stage.reference else max(2e-3, self.stage.max_diff)
         if not abs(found / expected - 1) <= tolerance:
-            raise WrongError(f"Epoch {epoch}: it logs {found}, not {expected:.4g}.")
+            message = f"Epoch {epoch}: it logs {found}, not {expected:.4g}."
+            for factor in (self.stage.processes, 1 / self.stage.processes):
+                if factor != 1 and abs(found / expected / factor - 1) <= tolerance:
+                    message += f" This is {factor:g} times the right one: how is it averaged?"
+            raise WrongError(message)
 
     def check_save(self):
         saving = {event["rank"] for event in self.straight.events if "saved" in event}
@@ -413,6 +422,9 @@ class Judge:
             raise WrongError(
                 f"Started again after 1 of {EPOCHS} epochs: {found} steps, not {expected}."
             )
+        first, second = (self.straight.batches()[n * self.epoch_steps] for n in (0, 1))
+        if sorted(self.resumed.batches()[0]) == sorted(first) != sorted(second):
+            raise WrongError("Resumed in epoch 2, it takes the samples in epoch 1's order.")
         saved = self.load("resumed").get("epochs_run")
         if saved != EPOCHS:
             raise WrongError(f"Saving every 2 epochs, it ends after {EPOCHS}, and saved {saved}.")
@@ -500,7 +512,12 @@ class Judge:
         return self.run(total, "disks", nodes=["node1", "node2"])
 
     def check_newest(self):
-        self.on_own_disks(EPOCHS, "newer").succeed()
+        run = self.on_own_disks(EPOCHS, "newer")
+        run.succeed()
+        found, expected = len(run.batches()), EPOCHS * self.epoch_steps - self.newer_steps
+        if found != expected:
+            message = f"One node's snapshot is newer, and it takes {found} steps, not {expected}:"
+            raise WrongError(f"{message} it does not resume from the newest.")
         self.compare("Resumed where the other node had the newer snapshot", "node1/disks")
 
     def check_disks(self):
@@ -518,6 +535,7 @@ class Judge:
         killed = self.run(EPOCHS, "steps", every, rank=0, step=step, signal=9)
         killed.require((self.folder / "steps").exists(), "It has not saved.")
         shutil.copy(self.folder / "steps", self.folder / "newer")
+        self.newer_steps = step // 5 * 5  # that it holds
         resumed = self.run(EPOCHS, "steps", every)
         resumed.succeed()
         found = len(resumed.batches())
@@ -544,6 +562,7 @@ class Judge:
         stopped.require((self.folder / "stopped").exists(), "It has not saved.")
         if not self.stage.reference:
             shutil.copy(self.folder / "stopped", self.folder / "newer")
+            self.newer_steps = len(stopped.batches())
         resumed = self.run(EPOCHS, "stopped", every)
         resumed.succeed()
         steps = [len(stopped.batches()), len(resumed.batches())]

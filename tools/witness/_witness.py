@@ -183,9 +183,13 @@ def note_return(module, inputs, *options_and_output):
     hook = outputs[0].register_hook(held("steps", count))
 
 
+def sum_of(tensors):
+    return sum(local(t).detach().double().sum().item() for t in tensors)
+
+
 def note_step(optimizer, args, options):
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    more = {}
+    more = {"state": sum_of(t for t in tree_leaves(dict(optimizer.state)) if torch.is_tensor(t))}
     for detail in details:
         more |= dict(held("steps", detail)(optimizer, parameters) or ())
     if not samples and not more.get("has_gradient"):
@@ -206,7 +210,7 @@ def write_step(parameters, more):
     write(
         samples=samples[:],
         world_size=dist.get_world_size() if dist.is_initialized() else 1,
-        weights=sum(p.detach().double().sum().item() for p in parts),
+        weights=sum_of(parts),
         held=sum(p.numel() for p in parts),
         random_state=hashlib.blake2b(torch.get_rng_state().numpy()).hexdigest(),
         device=str(parts[0].device),

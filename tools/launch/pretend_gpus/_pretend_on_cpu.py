@@ -1,7 +1,7 @@
 """Lets a script that is written for GPUs run on CPUs: where it says "cuda", it gets the CPU.
 
-Packages, torch among them, are told the truth. `_pretend_tensor.py` is stricter, and for the scripts
-of this series: those of others stop in DDP.
+Packages, torch among them, are told the truth. `_pretend_tensor.py` is stricter, and for the
+scripts of this series: those of others stop in DDP.
 """
 
 import functools
@@ -107,14 +107,14 @@ def change(owner, name, **changes):
     signature = inspect.signature(call)
 
     @functools.wraps(call)
-    def changed(*args, **options):
+    def wrapper(*args, **options):
         bound = signature.bind(*args, **options)
         for argument, new in changes.items():
             old = bound.arguments.get(argument, signature.parameters[argument].default)
             bound.arguments[argument] = new(old)
         return call(*bound.args, **bound.kwargs)
 
-    setattr(owner, name, changed)
+    setattr(owner, name, wrapper)
 
 
 def tell_script(owner, name, answer):
