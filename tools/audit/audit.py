@@ -179,6 +179,8 @@ class Audit:
             self.answer("ends", ends.end, facts)
             text = "no backward pass comes to the weights that the optimizer has"
             self.say(wrong(never[0], text, "singlegpu.md"))
+        elif facts.failures and any(event["passes"] for event in run.events):
+            self.answer("ends", ends.end, facts)
         elif any(event["passes"] for event in run.events):
             self.answer("ends", ends.end, facts)
             self.say(unseen("how it trains: it calls no step() of an optimizer of torch's"))

@@ -22,6 +22,7 @@ import torch._dynamo  # before a function of torch's is replaced
 import torch.distributed as dist
 
 start = time.monotonic()
+failed = []  # the error of this process
 forking = multiprocessing.get_context("fork")
 
 
@@ -67,9 +68,11 @@ def noted(function):
         try:
             result = function(*args, **options)
         except SystemExit as error:
-            witness.write(error=f"it exits: {error}" if error.code else "", time=time.time())
+            if error.code and not failed:  # else torch exits so, after an error
+                witness.write(error=f"it exits: {error}", time=time.time())
             raise
         except Exception as error:
+            failed.append(error)
             frames = traceback.extract_tb(error.__traceback__)
             lines = [[frame.filename, frame.lineno] for frame in frames]
             text = f"{type(error).__name__}: {error}"
