@@ -48,6 +48,28 @@ def test_right_script(tmp_path, script):
     }
 
 
+# What an expert would also say of right scripts.
+SAID = {
+    "diloco": ["after step 1, the ranks have different weights: right only if they are averaged"],
+    "dropout": ["last.pth is renamed without fsync"],
+    "ema": ["the optimizer's state is not saved", "begins from scratch"],
+    "gan": ["the optimizer's state is not saved", "begins from scratch"],
+    "rank_folders": ["is renamed without fsync"] * 4,
+    "zero": ["zero.pt is renamed without fsync"],
+}
+STYLES = [path.stem for path in sorted((SCRIPTS / "right").glob("*.py"))]
+
+
+@pytest.mark.parametrize("name", first(2, ["paths", "zero", *STYLES]))
+def test_right_script_in_another_style(tmp_path, name):
+    found = audit(tmp_path, SCRIPTS / "right" / f"{name}.py")
+    assert not [f for f in found if f.kind == "wrong" or "please report" in f.text]
+    said = [f.text for f in found if f.kind == "look" and not f.text.startswith("at SIGTERM")]
+    expected = SAID.get(name, [])
+    assert len(said) == len(expected), said
+    assert all(text in one for one, text in zip(sorted(said), sorted(expected), strict=True)), said
+
+
 @pytest.mark.parametrize(
     "hook",
     first(1, ["_witness_details.product", "_witness_details.describe_state", "_witness.note_save"]),

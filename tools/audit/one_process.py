@@ -21,6 +21,8 @@ def gradient(facts):
             yield from compare(ranks, alone.steps[0][0], number)
             return
         why = f"it does not train so: {(alone.lines() or [''])[-1]}"
+        if len(alone.steps) > 1:
+            why = f"it starts {len(alone.steps)} processes there, too"
     yield unseen(f"whether a gradient is that of one process: {why}")
 
 

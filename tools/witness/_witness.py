@@ -100,9 +100,12 @@ def observe(subject, owner, name, before=None, after=None):
     setattr(owner, name, observed)
 
 
-def is_library(frame):
-    path = frame.f_code.co_filename
+def is_library_file(path):
     return path.startswith((TOOLS, STANDARD_LIBRARY, "<")) or "site-packages" in path
+
+
+def is_library(frame):
+    return is_library_file(frame.f_code.co_filename)
 
 
 def place():
@@ -237,7 +240,11 @@ def note_save(path, **more):
 
 def note_torch_save(obj, f, *args, **options):
     if caller():  # else torch.distributed.checkpoint
-        note_save(f if isinstance(f, str | os.PathLike) else getattr(f, "name", ""))
+        path = f if isinstance(f, str | os.PathLike) else getattr(f, "name", "")
+        outside = sys._getframe(1)
+        while outside.f_code.co_filename.startswith(TOOLS):
+            outside = outside.f_back
+        note_save(path, by_library=is_library(outside))
 
 
 def note_load(f, map_location=None, *args, **options):

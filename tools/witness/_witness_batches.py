@@ -92,9 +92,20 @@ def description(iterator):
         "size": len(dataset) if hasattr(dataset, "__len__") else 0,
         "shuffle": shuffle,
         "shares": shares,
-        "own_order": not plain and type(sampler).__iter__ is not DistributedSampler.__iter__,
+        "own_order": iterator.own_order or (shuffle and is_own(sampler, DistributedSampler)),
         **(look_into(dataset) if alone else {"inputs": "", "targets": ""}),
     }
+
+
+def is_own(iterable, base):
+    """Whether the script itself says in which order this yields."""
+    iterate = type(iterable).__iter__
+    is_of_script = not witness.is_library_file(iterate.__code__.co_filename)
+    return is_of_script and iterate is not base.__iter__
+
+
+def note_loader(iterator, loader):
+    iterator.own_order = is_own(loader, dataloader.DataLoader)
 
 
 def look_into(dataset):
@@ -155,6 +166,7 @@ def follow_random_numbers(fetcher):
 
 def install():
     witness.after_backward.append(note_training)
+    observe("data", dataloader._BaseDataLoaderIter, "__init__", before=note_loader)
     follow_batches(pass_on)
     for fetcher in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
         follow_random_numbers(fetcher)

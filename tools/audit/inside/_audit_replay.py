@@ -37,7 +37,8 @@ def has_drawn():
 
 def weights():
     groups = [group for o in witness_details.optimizers for group in o.param_groups]
-    return [witness.local(p).detach() for group in groups for p in group["params"]]
+    parameters = {id(p): p for group in groups for p in group["params"]}  # some are in several
+    return [witness.local(p).detach() for p in parameters.values()]
 
 
 def describe(optimizer, parameters):
