@@ -96,15 +96,21 @@ class Facts:
         self.args = args
         self.start = start
         self.launcher = launcher
+        self.runs = [run]
         self.whole = None
         self.ranks = len(run.steps)
         self.first = run.steps[0][0] if run.steps else None
         self.steps = list(zip(*run.steps, strict=False))  # of all ranks
 
+    def rerun(self, *args, **options):
+        """Runs the script again, as `start` does."""
+        self.runs.append(self.start(*args, **options))
+        return self.runs[-1]
+
     def whole_run(self, keep=""):
         """Runs the script with a seed, once; the batches of step `keep` are kept."""
         if self.whole is None:
-            self.whole = self.start("whole", AUDIT_SEED="7", AUDIT_KEEP=keep)
+            self.whole = self.rerun("whole", AUDIT_SEED="7", AUDIT_KEEP=keep)
         return self.whole
 
     def events(self, key):

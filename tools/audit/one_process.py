@@ -15,7 +15,7 @@ def gradient(facts):
     if not why:
         whole = facts.whole_run(keep=str(number))
         replay = {"AUDIT_REPLAY": str(whole.folder), "AUDIT_STEPS": "1"}
-        alone = facts.start("alone", ranks=1, gpus=facts.ranks, AUDIT_SEED="7", **replay)
+        alone = facts.rerun("alone", ranks=1, gpus=facts.ranks, AUDIT_SEED="7", **replay)
         ranks = [steps[number] for steps in whole.steps if number < len(steps)]
         if [len(ranks), len(alone.steps)] == [facts.ranks, 1]:
             yield from compare(ranks, alone.steps[0][0], number)

@@ -93,33 +93,47 @@ def overwriting(saves, path):
 
 def contents(facts, saves):
     """Looks whether files load with weights_only, and what is in them."""
-    names, unread = set(), False
-    by_library = {Path(save["saved"]).name for save in saves if save.get("by_library")}
-    for file in filter(is_saved, sorted(facts.run.home.rglob("*")) if saves else []):
-        if file.name in by_library:
-            unread = True  # a package that saves it knows how to load it
-        elif refused := get_unsafe_globals_in_checkpoint(file):
-            unread = True
-            text = f"to load {file.name} is unsafe: weights_only=True refuses {refused[0]}"
-            yield look(saves[0], text, SAVING)
-        else:
-            names.update(names_in(torch.load(file, "cpu", weights_only=True)))
+    refused = []
+    names = snapshot_names(facts, refused)
+    for file, what in refused:
+        text = f"to load {file.name} is unsafe: weights_only=True refuses {what}"
+        yield look(saves[0], text, SAVING)
     for wrapper in ("module.", "_orig_mod."):
         if any(name.startswith(wrapper) for name in names):
             text = f"names in the snapshot begin with {wrapper}: save the model inside"
             yield look(saves[0], text, SAVING)
-    if not names or unread:
-        return
-    steps = facts.run.steps[0]
-    before_end = saves[0]["at"] < len(steps)
-    if any(step["scale"] for step in steps) and "growth_factor" not in names:
+    scales = any(step["scale"] for step in facts.run.steps[0])
+    if scales and names and not refused and "growth_factor" not in names:
         yield look(saves[0], "the state of the gradient scaler is not saved", SCALER)
-    if before_end and steps[-1]["stateful"] and "param_groups" not in names:
+
+
+def snapshot_names(facts, refused):
+    """Returns all names in what the script itself saves; adds to `refused` what cannot be read."""
+    saves = saves_of(facts)
+    by_library = {Path(save["saved"]).name for save in saves if save.get("by_library")}
+    names = set()
+    for file in filter(is_saved, sorted(facts.run.home.rglob("*")) if saves else []):
+        if file.name in by_library:
+            continue  # a package that saves it knows how to load it
+        if unsafe := get_unsafe_globals_in_checkpoint(file):
+            refused.append((file, unsafe[0]))
+        else:
+            names.update(names_in(torch.load(file, "cpu", weights_only=True)))
+    return names
+
+
+def missing_state(facts, save):
+    """Looks what a snapshot lacks, where no run has loaded it."""
+    refused = []
+    names = snapshot_names(facts, refused)
+    steps = facts.run.steps[0]
+    if not names or refused:
+        return
+    if steps[-1]["stateful"] and "param_groups" not in names:
         text = "the optimizer's state is not saved: nothing can resume from it as it was"
-        yield look(saves[0], text, SAVING)
-    elif before_end and any(step["scheduled"] for step in steps) and "last_epoch" not in names:
-        text = "the state of the learning rate's schedule is not saved"
-        yield look(saves[0], text, CHECK)
+        yield look(save, text, SAVING)
+    elif any(step["scheduled"] for step in steps) and "last_epoch" not in names:
+        yield look(save, "the state of the learning rate's schedule is not saved", CHECK)
 
 
 def kill(facts):
@@ -127,6 +141,7 @@ def kill(facts):
     saves = saves_of(facts)
     total = len(facts.run.steps[0])
     times = sorted({save["at"] for save in saves if 0 < save["at"] < total - 1})
+    save = next((save for save in saves if save["at"] in times[:1]), None)
     if facts.args.no_kill:
         yield unseen("how it survives a kill: --no-kill")
     elif facts.outside:
@@ -135,16 +150,18 @@ def kill(facts):
     elif not times:
         yield unseen("how it survives a kill: it calls no torch.save before the last step here")
     else:
-        save = next(save for save in saves if save["at"] == times[0])
         at = (save["at"] + [*times, total][1] + 1) // 2
         yield from resume(facts, save, at)
         yield from stop(facts, at)
+    loads = any("loaded_to" in event for run in facts.runs for event in run.events)
+    if save and not loads:
+        yield from missing_state(facts, save)
 
 
 def resume(facts, save, at):
     whole = facts.whole_run()
-    killed = facts.start("killed", AUDIT_SEED="7", AUDIT_SIGNAL=f"{at} 9")
-    again = facts.start("killed", facts.args.resume, AUDIT_SEED="7")
+    killed = facts.rerun("killed", AUDIT_SEED="7", AUDIT_SIGNAL=f"{at} 9")
+    again = facts.rerun("killed", facts.args.resume, AUDIT_SEED="7")
     started = f"killed in step {at + 1} and started again, it"
     if not (killed.steps and all(map(same, killed.steps[0], whole.steps[0]))):
         yield unseen("how it survives a kill: two runs with the same seed differ")
@@ -163,7 +180,7 @@ def resume(facts, save, at):
 def stop(facts, at):
     """Looks at what it does at SIGTERM."""
     total = len(facts.whole_run().steps[0])
-    stopped = facts.start("stopped", AUDIT_SIGNAL=f"{at} 15")
+    stopped = facts.rerun("stopped", AUDIT_SIGNAL=f"{at} 15")
     saved = [e["at"] for e in stopped.events if "saved" in e and e["at"] >= at]
     page = "preemptible.md"
     if stopped.hangs:
