@@ -26,8 +26,9 @@ def grouped(findings):
         groups.setdefault((finding.kind, form, finding.page), []).append(finding)
     for first, *others in groups.values():
         places = dict.fromkeys(other.place for other in others if other.place != first.place)
-        lines = ", ".join(place.rpartition(":")[2] for place in places)
-        also = f" (also in line {lines})" if places else ""
+        file = first.place.rpartition(":")[0]
+        lines = [place.removeprefix(f"{file}:").rpartition("/")[2] for place in places]
+        also = f" (also in line {', '.join(lines)})" if places else ""
         more = f" (and {len(others)} more of this kind)" if others and not places else ""
         yield first._replace(text=f"{first.text}{also}{more}")
 

@@ -170,8 +170,12 @@ class Facts:
     @cached_property
     def gpus(self):
         """Returns the GPUs that each process has put something on."""
-        used = [{e["gpu"] for e in events if "gpu" in e} for events in self.run.processes]
+        used = [{e.get("gpu") for e in events} - {None} for events in self.run.processes]
         return [numbers for numbers in used if numbers]
+
+    @property
+    def on_gpus(self):
+        return any(steps[-1].get("on_gpus") for steps in self.run.steps)
 
     @cached_property
     def outside(self):

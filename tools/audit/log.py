@@ -30,7 +30,7 @@ def follows(printed, losses):
 def columns(events):
     """Yields numbers that one line prints again and again, and after how many backward passes.
 
-    A line that several others call, such as that of a log function, counts as these.
+    The place of a line that several others call, such as that of a log function, is theirs.
     """
     prints = [event for event in events if "printed" in event]
     callers = {}
@@ -39,12 +39,13 @@ def columns(events):
     printed = {}
     for event in prints:
         shared = len(callers[event["place"]]) > 1 and event["called_in"]
-        key = (event["called_in"] if shared else event["place"], event["form"])
+        place = event["called_in"] if shared else event["place"]
+        key = (place, event["place"], event["form"])
         printed.setdefault(key, {}).setdefault(event["passes"], []).extend(event["printed"])
-    for (place, _), numbers in printed.items():
+    for (place, line, _), numbers in printed.items():
         for column in zip(*numbers.values(), strict=False):
             if len(column) > 2:
-                yield place, [*numbers], column
+                yield place, line, [*numbers], column
 
 
 def mean_loss(ranks, start, end, weighted):
@@ -89,8 +90,8 @@ def losses(facts):
     for rank, events in enumerate(facts.processes):
         steps = [event["passes"] for event in events if "samples" in event]
         epochs = [iterator["passes"] for iterator in facts.loaders[rank]]
-        for place, ends, numbers in columns(events):
-            alone = sum(place in places for places in prints) == 1
+        for place, line, ends, numbers in columns(events):
+            alone = sum(line in places for places in prints) == 1
             if span_of(numbers, ends, steps, epochs, ranks):
                 found.add(ok("a loss that it prints is that of all ranks"))
             elif span := span_of(numbers, ends, steps, epochs, [ranks[rank]]):

@@ -215,7 +215,7 @@ def compare(facts, whole, again, save, started):
         what = "begins from scratch" if numbers else "begins with weights that it never had"
         yield look(load, f"{started} {what}: does it need --resume?", LOADING)
     else:
-        if facts.gpus and load.get("loaded_to") == "None":
+        if facts.on_gpus and load.get("loaded_to") == "None":
             text = "torch.load without map_location: each loads onto the GPU that has saved"
             yield look(load, text, LOADING)
         yield from compare_steps(whole, steps, numbers[0], load, started)

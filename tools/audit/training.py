@@ -146,6 +146,6 @@ def waits(facts):
     steps = facts.run.steps[0]
     optimizers = len({step["optimizer"] for step in steps})
     for line, count in Counter(line for step in steps[1:] for line in step["waits"]).items():
-        if facts.gpus and count * optimizers >= 0.9 * (len(steps) - 1) > 3 * 0.9:
+        if facts.on_gpus and count * optimizers >= 0.9 * (len(steps) - 1) > 3 * 0.9:
             text = "reads a tensor's value in each step: the CPU waits until the GPU is done"
             yield look({"place": line}, text, "multigpu.md")

@@ -109,7 +109,8 @@ def note_call(module, inputs):
 def note_stale(module):
     """Notes gradients that a step has left over, of parameters that no optimizer here has."""
     global stale_noted
-    stale = [p for p in module.parameters() if p.grad is not None and id(p) not in followed]
+    used = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
+    stale = [p for p in module.parameters() if p.grad is not None and id(p) not in used]
     if stale and not stale_noted:
         stale_noted = True
         write(stale=len(stale), place=place())

@@ -98,6 +98,11 @@ def note_leaving(group=None):
         witness.write(left=True)
 
 
+def describe_gpus(pretended):
+    on_gpus = bool(pretended.used) or pretended.has_library()
+    return {"current_gpu": pretended.current(), "on_gpus": on_gpus}
+
+
 def fork(method=None):
     return forking
 
@@ -129,7 +134,7 @@ def install():
 
         pretend_on_cpu.install()
         pretend_on_cpu.on_first_use.append(lambda number: witness.write(gpu=number))
-        witness.details.append(lambda *step: [("current_gpu", pretend_on_cpu.current())])
+        witness.details.append(lambda *step: describe_gpus(pretend_on_cpu).items())
     witness.install()
     witness_details.install()
     witness_files.install()

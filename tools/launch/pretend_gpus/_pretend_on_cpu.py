@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 QUESTIONS = ("current_accelerator", "device_count", "is_available", "is_bf16_supported")
 LIBRARIES = ("accelerate", "lightning", "lightning_fabric")  # which call set_device
-used = set()  # the GPUs that the script has put something on
+used = set()  # the GPUs that the script has put something on; None, if it hides the others
 on_first_use = []  # functions of such a GPU's number
 
 
@@ -28,10 +28,13 @@ def visible():
     return len(numbers) if named else int(os.environ["PRETEND_GPUS"])
 
 
+def has_library():
+    """Whether a library chooses the rank's GPU: here, it takes the CPU."""
+    return any(name in sys.modules for name in LIBRARIES)
+
+
 def current():
-    """Returns the current GPU, which some libraries set for the rank: here they use the CPU."""
-    library = any(name in sys.modules for name in LIBRARIES)
-    return int(os.environ.get("LOCAL_RANK", 0)) if library else pretend_cuda.current
+    return int(os.environ.get("LOCAL_RANK", 0)) if has_library() else pretend_cuda.current
 
 
 def on_cpu(device):
@@ -42,7 +45,8 @@ def on_cpu(device):
     if name.partition(":")[0] != "cuda":
         return device
     number = pretend_cuda.checked(int(name[5:] or current()))
-    if not os.environ["CUDA_VISIBLE_DEVICES"] and number not in used:
+    number = None if os.environ["CUDA_VISIBLE_DEVICES"] else number
+    if number not in used:
         used.add(number)
         for function in on_first_use:
             function(number)
