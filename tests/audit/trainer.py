@@ -55,6 +55,9 @@ class Trainer:
             os.fsync(file.fileno())
         os.replace("last.tmp", "last.pt")
 
+    def log(self, text):
+        print(text, flush=True)
+
     def fit(self, epochs):
         state = torch.load("last.pt", map_location="cpu") if os.path.exists("last.pt") else {}
         for name in self.states() if state else []:
@@ -69,7 +72,8 @@ class Trainer:
             val = self.evaluate()
             if dist.get_rank() == 0:
                 loss = self.total.item() / len(batches) / dist.get_world_size() * 2
-                print(f"epoch {epoch} loss {loss:.5f} val {val:.5f}")
+                self.log(f"epoch {epoch} loss {loss:.5f}")
+                self.log(f"epoch {epoch} val {val:.5f}")
                 self.save(epoch + 1)
             dist.barrier()
 

@@ -39,10 +39,11 @@ loader = DataLoader(data, batch_size=8, sampler=DistributedSampler(data))
 while app.epoch < 4:
     loader.sampler.set_epoch(app.epoch)
     for batch in loader:
-        (model(batch.cuda()) - batch.flip(1).cuda()).square().mean().backward()
+        outputs = model(batch.cuda())
+        optimizer.zero_grad()
+        (outputs - batch.flip(1).cuda()).square().mean().backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        optimizer.zero_grad()
     app.epoch += 1
     dcp.save({"app": app}, checkpoint_id=f"checkpoints/{app.epoch}")
 dist.destroy_process_group()
