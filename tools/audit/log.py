@@ -82,9 +82,10 @@ def losses(facts):
     """Whether a loss that it logs is that of all ranks."""
     if not facts.replicas:
         return
-    ranks = [[loss for step in steps for loss in step["losses"]] for steps in facts.run.steps]
-    accumulates = statistics.median(len(step["losses"]) for step in facts.run.steps[0]) > 1
-    accumulates &= len(facts.by_optimizer) == 1
+    ranks = [[loss for e in events for loss in e.get("losses", [])] for events in facts.processes]
+    counts = [[len(step["losses"]) for step, *_ in steps] for steps in facts.by_optimizer]
+    counts = [passes for passes in counts if any(passes)]  # others step after the same ones
+    accumulates = len(counts) == 1 and statistics.median(counts[0]) > 1
     prints = [{e["place"] for e in events if "printed" in e} for events in facts.processes]
     found = set()
     for rank, events in enumerate(facts.processes):

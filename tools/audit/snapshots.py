@@ -1,6 +1,7 @@
 """Asks of snapshots: who writes them, how, and what a kill costs."""
 
 import contextlib
+import pickletools
 import re
 from collections import Counter
 from itertools import pairwise
@@ -27,16 +28,6 @@ def is_saved(file):
     with contextlib.suppress(RuntimeError, OSError):
         return file.suffix != ".distcp" and bool(torch._C.PyTorchFileReader(str(file)))
     return False
-
-
-def names_in(state):
-    """Yields the keys of all dicts of a snapshot."""
-    if isinstance(state, dict):
-        yield from map(str, state)
-        state = state.values()
-    if not isinstance(state, str | torch.Tensor) and hasattr(state, "__iter__"):
-        for value in state:
-            yield from names_in(value)
 
 
 def saves_of(facts):
@@ -93,46 +84,46 @@ def overwriting(saves, path):
 
 def contents(facts, saves):
     """Looks whether files load with weights_only, and what is in them."""
-    refused = []
-    names = snapshot_names(facts, refused)
-    for file, what in refused:
-        text = f"to load {file.name} is unsafe: weights_only=True refuses {what}"
-        yield look(saves[0], text, SAVING)
+    for file in own_files(facts):
+        if unsafe := get_unsafe_globals_in_checkpoint(file):
+            text = f"to load {file.name} is unsafe: weights_only=True refuses {unsafe[0]}"
+            yield look(saves[0], text, SAVING)
+    names = snapshot_names(facts)
     for wrapper in ("module.", "_orig_mod."):
         if any(name.startswith(wrapper) for name in names):
             text = f"names in the snapshot begin with {wrapper}: save the model inside"
             yield look(saves[0], text, SAVING)
     scales = any(step["scale"] for step in facts.run.steps[0])
-    if scales and names and not refused and "growth_factor" not in names:
+    if scales and names and "growth_factor" not in names:
         yield look(saves[0], "the state of the gradient scaler is not saved", SCALER)
 
 
-def snapshot_names(facts, refused):
-    """Returns all names in what the script itself saves; adds to `refused` what cannot be read."""
+def own_files(facts):
+    """Returns the files that the script itself saves: a package knows how to load its own."""
     saves = saves_of(facts)
     by_library = {Path(save["saved"]).name for save in saves if save.get("by_library")}
+    files = filter(is_saved, sorted(facts.run.home.rglob("*")) if saves else [])
+    return [file for file in files if file.name not in by_library]
+
+
+def snapshot_names(facts):
+    """Returns the keys, and other strings, of what the script itself saves."""
     names = set()
-    for file in filter(is_saved, sorted(facts.run.home.rglob("*")) if saves else []):
-        if file.name in by_library:
-            continue  # a package that saves it knows how to load it
-        if unsafe := get_unsafe_globals_in_checkpoint(file):
-            refused.append((file, unsafe[0]))
-        else:
-            names.update(names_in(torch.load(file, "cpu", weights_only=True)))
+    for file in own_files(facts):
+        pickled = torch._C.PyTorchFileReader(str(file)).get_record("data.pkl")
+        codes = pickletools.genops(pickled)
+        names |= {value for code, value, _ in codes if "UNICODE" in code.name}
     return names
 
 
 def missing_state(facts, save):
     """Looks what a snapshot lacks, where no run has loaded it."""
-    refused = []
-    names = snapshot_names(facts, refused)
+    names = snapshot_names(facts)
     steps = facts.run.steps[0]
-    if not names or refused:
-        return
-    if steps[-1]["stateful"] and "param_groups" not in names:
+    if names and steps[-1]["stateful"] and "param_groups" not in names:
         text = "the optimizer's state is not saved: nothing can resume from it as it was"
         yield look(save, text, SAVING)
-    elif any(step["scheduled"] for step in steps) and "last_epoch" not in names:
+    elif names and any(step["scheduled"] for step in steps) and "last_epoch" not in names:
         yield look(save, "the state of the learning rate's schedule is not saved", CHECK)
 
 

@@ -128,11 +128,25 @@ def note_samples(result, *args, **options):
 
 
 def note_cleared(owner, *args, **options):
-    """Notes gradients that are cleared before a step has used them."""
-    if len(optimizers) == 1 and witness.samples and scaler is None:
+    """Notes gradients that are cleared before a step has used them.
+
+    An optimizer of one's own may use them in other methods.
+    """
+    is_torchs = all(type(o).__module__.startswith("torch.") for o in optimizers)
+    if len(optimizers) == 1 and is_torchs and witness.samples:
         write(thrown=len(witness.samples), place=place())
-        witness.samples.clear()
-        losses.clear()
+        forget()
+
+
+def note_skipped(result, *args, **options):
+    """A step that the scaler skips has used its gradients: they are infinite."""
+    if witness.samples:
+        forget()
+
+
+def forget():
+    for noted in (witness.samples, products, syncs):
+        noted.clear()
 
 
 def shard(parameter):
@@ -266,6 +280,7 @@ def install():
     observe("steps", DistributedDataParallel, "__init__", before=note_wrapper)
     observe("steps", torch.autograd, "backward", before=note_backward, after=note_samples)
     observe("steps", torch.amp.GradScaler, "scale", before=note_scale)
+    observe("steps", torch.amp.GradScaler, "step", after=note_skipped)
     observe("saves", LRScheduler, "__init__", before=lambda s, *a, **o: schedules.add(s))
     for name in COLLECTIVES:
         observe("steps", dist, name, before=note_collective)

@@ -78,7 +78,7 @@ def noted(function):
             text = f"{type(error).__name__}: {error}"
             witness.write(error=text, frames=lines, time=time.time())
             raise
-        witness.write(finished=True, unused=len(witness.samples))
+        witness.write(finished=True, losses=witness_details.losses)
         return result
 
     return call
