@@ -18,6 +18,7 @@ FOLDERS = {
     "by_hand": "By hand",
     "gpt": "The second series",
     "slurm": "Job files",
+    "ports": "Your own script",
 }
 
 
