@@ -136,9 +136,7 @@ def train(model, train_loader, val_loader, device, args):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=5e-4)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs)
     best_accuracy = 0.0
-    size = len(train_loader.dataset)
-    data_key = f"{size} samples"
-    global_batch_size = args.batch_size * dist.get_world_size()
+    data_key = f"{len(train_loader.dataset)} samples"
     epochs_run = 0
     samples_run = 0  # of the next epoch
     step = 0
@@ -172,7 +170,7 @@ def train(model, train_loader, val_loader, device, args):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            samples_run = min(samples_run + global_batch_size, size)
+            samples_run += args.batch_size * dist.get_world_size()
             step += 1
             stop = step % CHECK_EVERY == 0 and any_rank_stops(device)
             if stop or step % args.save_every == 0:

@@ -1,0 +1,160 @@
+"""The scripts of ports/: on two ranks as the script that they are made from, and resumed."""
+
+import re
+from typing import NamedTuple
+
+import pytest
+import torch
+from helpers import equal_snapshots, load, max_abs_diff, patch
+from torch.utils.data import DataLoader
+
+from ports import images_single
+
+# The original takes the samples in the order in which the port does, which the epoch decides.
+ORDER = """
+DataLoader = script.DataLoader
+class Order(torch.utils.data.Sampler):
+    epoch = -1
+    def __init__(self, dataset):
+        self.dataset = dataset
+    def __len__(self):
+        return len(self.dataset)
+    def __iter__(self):
+        Order.epoch += 1
+        generator = torch.Generator().manual_seed(Order.epoch)
+        return iter(torch.randperm(len(self), generator=generator).tolist())
+def load_in_order(dataset, batch_size, shuffle=False):
+    return DataLoader(dataset, batch_size, sampler=Order(dataset) if shuffle else None)
+script.DataLoader = load_in_order
+"""
+# What each rank has trained in the end: the weights of all optimizers.
+WEIGHTS = """
+from torch.optim.optimizer import register_optimizer_step_post_hook
+optimizers = {}
+@register_optimizer_step_post_hook
+def note_optimizer(optimizer, args, options):
+    optimizers[id(optimizer)] = optimizer
+@after(script, "main")
+def write_weights(args):
+    groups = [group for optimizer in optimizers.values() for group in optimizer.param_groups]
+    weights = [parameter.detach() for group in groups for parameter in group["params"]]
+    torch.save(weights, f"rank{os.environ.get('RANK', '')}.weights")
+"""
+# Sends itself a signal at the n-th event of a kind: FAULT is "kind n signal", and a "1" at its end
+# means rank 1 alone. There are steps, forward passes of modules in evaluations, and parts of saves.
+FAULT = """
+from torch.optim.optimizer import register_optimizer_step_post_hook
+kind, number, signum, *rank = os.environ.get("FAULT", "none 0 0").split()
+counts = {}
+def count(name):
+    counts[name] = counts.get(name, 0) + 1
+    if (name, counts[name]) == (kind, int(number)) and os.environ["RANK"] in (rank or "01"):
+        os.kill(os.getpid(), int(signum))
+@register_optimizer_step_post_hook
+def count_step(optimizer, args, options):
+    count("step")
+@nn.modules.module.register_module_forward_hook
+def count_evaluation(module, inputs, outputs):
+    if not torch.is_grad_enabled():
+        count("evaluation")
+before(script, "save")(lambda state, path: count("save"))
+after(script, "save")(lambda state, path: count("saved"))
+after(torch, "save")(lambda state, file: count("written"))  # not yet to the disk
+@before(script.os, "fsync")
+def save_slowly(file):
+    time.sleep(0.5 * script.stop_requested)
+"""
+
+
+class Port(NamedTuple):
+    name: str  # of ports/NAME.py
+    one: str  # the arguments of one process
+    two: str  # those of each of two ranks that train the same
+    one_setup: str  # with which the original draws the port's random numbers
+    setup: str  # of both, where they must train the same
+    faults: list[str]  # as FAULT takes them
+
+
+PORTS = [
+    Port(
+        "images",
+        "4 --batch_size 64",
+        "4 --batch_size 32",
+        one_setup="""
+@before(script.Images, "__getitem__")
+def seed(self, index):
+    script.random.seed(f"{Order.epoch} {index}")
+""",
+        # BatchNorm, on CPUs, takes the samples of its own rank only.
+        setup="nn.BatchNorm2d = lambda channels: nn.GroupNorm(4, channels)",
+        # It has 16 steps an epoch, and saves after each fifth, the best epoch, and each epoch.
+        faults=[
+            *(
+                "step 23 9",
+                "step 16 9 1",
+                "evaluation 60 9",
+                "save 5 9",
+                "written 7 9",
+                "saved 5 9",
+            ),
+            *("step 23 15 1", "step 16 15 1", "evaluation 60 15 1", "save 5 15"),
+        ],
+    ),
+]
+EVERY_PORT = pytest.mark.parametrize("port", PORTS, ids=lambda port: port.name)
+
+
+def epochs(output):
+    """Returns what is logged of each epoch."""
+    return re.findall(r"^epoch .*", output, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)], ids=str
+)
+@EVERY_PORT
+def test_two_ranks_train_as_the_original(shell, port, dtype, tolerance):
+    """With half the batch size; and what they log of an epoch is the same."""
+    one, two = shell.folder / "one", shell.folder / "two"
+    setup = f"torch.set_default_dtype({dtype})\n{WEIGHTS}{port.setup}\n"
+    original = patch(shell.folder, f"ports/{port.name}_single.py", setup + ORDER + port.one_setup)
+    expected = shell.ranks_on([one], f"{original} {port.one}").succeeds()
+    script = patch(shell.folder, f"ports/{port.name}.py", setup)
+    output = shell.ranks_on([two] * 2, f"{script} {port.two}").succeeds()
+    assert epochs(output) == epochs(expected) != []
+    weights = [load(two / f"rank{rank}.weights") for rank in (0, 1)]
+    assert equal_snapshots(*weights)
+    assert max_abs_diff(weights[0], load(one / "rank0.weights")) < tolerance
+
+
+@EVERY_PORT
+def test_resumed_bit_for_bit(shell, port):
+    """Killed or terminated anywhere, a run ends with the files, and the log, of an unbroken one."""
+    script = patch(shell.folder, f"ports/{port.name}.py", WEIGHTS + FAULT)
+    command = f"{script} {port.two} --save_every 5"
+    unbroken = shell.folder / "unbroken"
+    expected = epochs(shell.ranks_on([unbroken] * 2, command).succeeds())
+    for fault in port.faults:
+        folder = shell.folder / fault.replace(" ", "_")
+        job = shell.ranks_on([folder] * 2, command, FAULT=fault)
+        assert job.wait() != 0, f"nothing happened at {fault}"
+        if " 15" in fault:  # both ranks stop, and only when the snapshot is complete
+            _, _, end = job.output.rpartition("saved snapshot.pt")
+            assert end.count("stopped by a signal") == 2, job.output
+        output = shell.ranks_on([folder] * 2, command).succeeds()
+        assert "resumes from" in output, fault
+        assert epochs(output) == expected[-len(epochs(output)) :], fault
+        for path in [*unbroken.glob("*.pt"), *unbroken.glob("*.weights")]:
+            assert equal_snapshots(load(path), load(folder / path.name)), (fault, path.name)
+
+
+def test_images_are_evaluated_exactly(shell):
+    """The accuracy is that of the weights and statistics that are saved, on each image once."""
+    last_batch = "nn.BatchNorm2d = functools.partial(nn.BatchNorm2d, momentum=1.0)"
+    script = patch(shell.folder, "ports/images.py", last_batch)
+    logged = epochs(shell.ranks(f"{script} 1 --batch_size 9", world_size=3).succeeds())
+    model = images_single.make_model()
+    model.load_state_dict(load(shell.folder / "best.pt"))
+    loader = DataLoader(images_single.Images(501, 2), 501)
+    accuracy = images_single.evaluate(model, loader, torch.device("cpu"))
+    assert logged == [f"epoch 1: accuracy {accuracy:.2%}"]
