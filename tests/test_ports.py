@@ -9,6 +9,7 @@ from helpers import equal_snapshots, first, load, max_abs_diff, needs_slurm, pat
 from torch.utils.data import DataLoader
 
 from ports import images_single
+from tools.pages.fences import units
 
 # The original takes the samples in the order in which the port does, which the epoch decides.
 ORDER = """
@@ -80,18 +81,18 @@ PORTS = [
     Port(
         "images",
         "4 --batch_size 64",
-        "4 --batch_size 32",
-        # It has 16 steps an epoch, and saves after each fifth, the best epoch, and each epoch.
+        "4 --batch_size 32 --save_every 4",
+        # 16 steps an epoch, which is saved after each fourth, as the best one, and at its end.
         faults=[
             *(
                 "step 23 9",
                 "step 16 9 1",
                 "evaluation 60 9",
-                "save 5 9",
-                "written 7 9",
-                "saved 5 9",
+                "save 6 9",
+                "written 8 9",
+                "saved 6 9",
             ),
-            *("step 23 15 1", "step 16 15 1", "evaluation 60 15 1", "save 5 15"),
+            *("saved 10 9", "step 23 15 1", "step 16 15 1", "evaluation 60 15 1", "save 6 15"),
         ],
         # BatchNorm, on CPUs, takes the samples of its own rank only.
         equal_setup="nn.BatchNorm2d = lambda channels: nn.GroupNorm(4, channels)",
@@ -147,7 +148,7 @@ def test_two_ranks_train_as_the_original(shell, port, dtype, tolerance):
 def test_resumed_bit_for_bit(shell, port):
     """Killed or terminated anywhere, a run ends with the files, and the log, of an unbroken one."""
     script = patch(shell.folder, f"ports/{port.name}.py", WEIGHTS + FAULT + port.setup)
-    command = f"{script} {port.two} --save_every 5"
+    command = f"{script} --save_every 5 {port.two}"
     unbroken = shell.folder / "unbroken"
     expected = epochs(shell.ranks_on([unbroken] * 2, command).succeeds())
     for fault in port.faults:
@@ -199,6 +200,14 @@ def test_requeued_on_a_cluster(cluster, shell, port):
     assert log.read_text().count("resumes from") == 1
     for path in unbroken.glob("*.pt"):
         assert equal_snapshots(load(path), load(shell.folder / path.name)), path.name
+
+
+@pytest.mark.parametrize(
+    "function",
+    ["start_process_group", "leave_process_group", "request_stop", "any_rank_stops", "save"],
+)
+def test_function_is_the_same_in_each_port(function):
+    assert len({tuple(units(f"ports/{port.name}.py")[function]) for port in PORTS}) == 1
 
 
 def test_images_are_evaluated_exactly(shell):
