@@ -7,6 +7,7 @@ import random
 import signal
 import sys
 import time
+import warnings
 
 import torch
 import torch.distributed as dist
@@ -146,6 +147,8 @@ def train(model, train_loader, val_loader, device, args):
         optimizer.load_state_dict(snapshot["optimizer"])
         scheduler.load_state_dict(snapshot["scheduler"])
         best_accuracy = snapshot["best_accuracy"]
+        # A false alarm where a run resumes at its first epoch's end: the steps came before.
+        warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler.step\(\)` before")
     model = nn.parallel.DistributedDataParallel(model)
 
     def save_snapshot():
