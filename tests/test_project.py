@@ -33,6 +33,8 @@ def test_steps_are_short(step):
         tables = [("docs/recipes/index.md", f"[`{Path(step.file).name}`](")]
     elif step in steps.GPT:
         tables = [("docs/gpt/index.md", f"]({page}) |")]
+    elif step in steps.PORTS:
+        tables = [("docs/ports/index.md", f"]({page}) |")]
     for table, first_cell in tables:
         rows = (ROOT / table).read_text().splitlines()
         row = next(row for row in rows if row.startswith("|") and first_cell in row)
