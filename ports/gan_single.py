@@ -43,7 +43,7 @@ def train(generator, discriminator, loader, device, args):
     g_optimizer = torch.optim.Adam(generator.parameters(), lr=0.002, betas=(0.5, 0.999))
     d_optimizer = torch.optim.Adam(discriminator.parameters(), lr=0.002, betas=(0.5, 0.999))
     loss_fn = nn.BCEWithLogitsLoss()
-    fixed_noise = draw_noise(1000, device)
+    fixed_noise = torch.randn(1000, NOISE_SIZE, device=device)
     for epoch in range(args.epochs):
         for points in loader:
             points = points.to(device)

@@ -46,7 +46,7 @@ def masked_loss(logits, targets, reduction="mean"):
 
 @torch.no_grad()
 def evaluate(model, loader, device):
-    totals = torch.zeros(2, device=device)  # loss, letters
+    totals = torch.zeros(2, dtype=torch.float64, device=device)  # loss, letters
     for inputs, targets in loader:
         totals[0] += masked_loss(model(inputs.to(device)), targets.to(device), "sum")
         totals[1] += (targets != PADDING).sum()
