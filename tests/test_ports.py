@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from helpers import equal_snapshots, load, max_abs_diff, patch
+from helpers import equal_snapshots, first, load, max_abs_diff, needs_slurm, patch
 from torch.utils.data import DataLoader
 
 from ports import images_single
@@ -70,9 +70,10 @@ class Port(NamedTuple):
     name: str  # of ports/NAME.py
     one: str  # the arguments of one process
     two: str  # those of each of two ranks that train the same
-    one_setup: str  # with which the original draws the port's random numbers
-    setup: str  # of both, where they must train the same
     faults: list[str]  # as FAULT takes them
+    setup: str = ""  # of both scripts
+    equal_setup: str = ""  # of both, where they must train the same
+    one_setup: str = ""  # with which the original draws the port's random numbers
 
 
 PORTS = [
@@ -80,13 +81,6 @@ PORTS = [
         "images",
         "4 --batch_size 64",
         "4 --batch_size 32",
-        one_setup="""
-@before(script.Images, "__getitem__")
-def seed(self, index):
-    script.random.seed(f"{Order.epoch} {index}")
-""",
-        # BatchNorm, on CPUs, takes the samples of its own rank only.
-        setup="nn.BatchNorm2d = lambda channels: nn.GroupNorm(4, channels)",
         # It has 16 steps an epoch, and saves after each fifth, the best epoch, and each epoch.
         faults=[
             *(
@@ -99,6 +93,28 @@ def seed(self, index):
             ),
             *("step 23 15 1", "step 16 15 1", "evaluation 60 15 1", "save 5 15"),
         ],
+        # BatchNorm, on CPUs, takes the samples of its own rank only.
+        equal_setup="nn.BatchNorm2d = lambda channels: nn.GroupNorm(4, channels)",
+        one_setup=f"""{ORDER}
+@before(script.Images, "__getitem__")
+def seed(self, index):
+    script.random.seed(f"{{Order.epoch}} {{index}}")
+""",
+    ),
+    Port(
+        "recurrent",
+        "4",
+        "4",
+        # 29 steps an epoch.
+        faults=[
+            *("step 48 9", "step 29 9 1", "evaluation 7 9", "save 7 9", "written 9 9", "saved 7 9"),
+            *("step 48 15 1", "step 29 15 1", "evaluation 7 15 1", "save 7 15"),
+        ],
+        # So that the rate falls within these epochs.
+        setup="""
+scheduler = torch.optim.lr_scheduler
+scheduler.ReduceLROnPlateau = functools.partial(scheduler.ReduceLROnPlateau, threshold=0.2)
+""",
     ),
 ]
 EVERY_PORT = pytest.mark.parametrize("port", PORTS, ids=lambda port: port.name)
@@ -116,8 +132,8 @@ def epochs(output):
 def test_two_ranks_train_as_the_original(shell, port, dtype, tolerance):
     """With half the batch size; and what they log of an epoch is the same."""
     one, two = shell.folder / "one", shell.folder / "two"
-    setup = f"torch.set_default_dtype({dtype})\n{WEIGHTS}{port.setup}\n"
-    original = patch(shell.folder, f"ports/{port.name}_single.py", setup + ORDER + port.one_setup)
+    setup = f"torch.set_default_dtype({dtype})\n{WEIGHTS}{port.setup}{port.equal_setup}\n"
+    original = patch(shell.folder, f"ports/{port.name}_single.py", setup + port.one_setup)
     expected = shell.ranks_on([one], f"{original} {port.one}").succeeds()
     script = patch(shell.folder, f"ports/{port.name}.py", setup)
     output = shell.ranks_on([two] * 2, f"{script} {port.two}").succeeds()
@@ -130,7 +146,7 @@ def test_two_ranks_train_as_the_original(shell, port, dtype, tolerance):
 @EVERY_PORT
 def test_resumed_bit_for_bit(shell, port):
     """Killed or terminated anywhere, a run ends with the files, and the log, of an unbroken one."""
-    script = patch(shell.folder, f"ports/{port.name}.py", WEIGHTS + FAULT)
+    script = patch(shell.folder, f"ports/{port.name}.py", WEIGHTS + FAULT + port.setup)
     command = f"{script} {port.two} --save_every 5"
     unbroken = shell.folder / "unbroken"
     expected = epochs(shell.ranks_on([unbroken] * 2, command).succeeds())
@@ -148,6 +164,43 @@ def test_resumed_bit_for_bit(shell, port):
             assert equal_snapshots(load(path), load(folder / path.name)), (fault, path.name)
 
 
+# The 20th step of the first life says that it is reached, and those after it take their time.
+REACHED = """
+from torch.optim.optimizer import register_optimizer_step_post_hook
+steps = []
+first_life = not os.path.exists("reached")
+@register_optimizer_step_post_hook
+def reach(optimizer, args, options):
+    steps.append(1)
+    if first_life and len(steps) > 20:
+        open("reached", "w")
+        time.sleep(0.2)
+"""
+
+
+@needs_slurm
+@pytest.mark.parametrize("port", first(0, PORTS), ids=lambda port: port.name)
+def test_requeued_on_a_cluster(cluster, shell, port):
+    """At the signal of a time limit the job saves, is requeued, and ends as an unbroken one."""
+    unbroken = shell.folder / "unbroken"
+    script = patch(shell.folder, f"ports/{port.name}.py", port.setup + REACHED)
+    usual = patch(shell.folder, f"ports/{port.name}.py", port.setup, name="usual.py")
+    shell.ranks_on([unbroken] * 2, f"{usual} {port.two}").succeeds()
+    job = cluster(
+        f"""
+        job=$(sbatch --parsable --gpus-per-node=1 slurm/preemptible.sbatch {script.name} {port.two})
+        until [ -e reached ]; do sleep 0.1; done
+        scancel --signal=USR1 --batch $job
+        """,
+        "-n 2",
+    )
+    assert job.wait() == 0, job.output
+    (log,) = shell.folder.glob("preemptible-*.out")
+    assert log.read_text().count("resumes from") == 1
+    for path in unbroken.glob("*.pt"):
+        assert equal_snapshots(load(path), load(shell.folder / path.name)), path.name
+
+
 def test_images_are_evaluated_exactly(shell):
     """The accuracy is that of the weights and statistics that are saved, on each image once."""
     last_batch = "nn.BatchNorm2d = functools.partial(nn.BatchNorm2d, momentum=1.0)"
@@ -158,3 +211,20 @@ def test_images_are_evaluated_exactly(shell):
     loader = DataLoader(images_single.Images(501, 2), 501)
     accuracy = images_single.evaluate(model, loader, torch.device("cpu"))
     assert logged == [f"epoch 1: accuracy {accuracy:.2%}"]
+
+
+def test_recurrent_on_another_number_of_ranks(shell):
+    """It goes on with each column's state; only another number of columns is refused."""
+    script = patch(
+        shell.folder, "ports/recurrent.py", f"torch.set_default_dtype(torch.float64)\n{FAULT}"
+    )
+    shell.ranks(f"{script} 2 --snapshot_path one.pt").succeeds()
+    job = shell.ranks(f"{script} 2 --save_every 5", world_size=2, FAULT="step 48 9")
+    job.fails()
+    shell.ranks(f"{script} 2 --columns 10", world_size=2).fails(
+        "cannot resume: snapshot.pt is of 20 columns of 999 tokens, not of 10 columns of 1999"
+    )
+    shell.ranks(f"{script} 2", world_size=3).fails("--columns must be a multiple")
+    shell.ranks(f"{script} 2", world_size=4).succeeds()
+    one, four = (load(shell.folder / name)["model"] for name in ("one.pt", "snapshot.pt"))
+    assert max_abs_diff(one.values(), four.values()) < 1e-12

@@ -84,6 +84,7 @@ GPT = [
 ]
 PORTS = [  # of scripts that are not ours: the whole series in one step
     Step("ports/images_single.py", "ports/images.py", 131),
+    Step("ports/recurrent_single.py", "ports/recurrent.py", 124),
 ]
 STAGES = [STEPS[0].base, *(step.file for step in STEPS)]
 ALL = STEPS + JOB_STEPS + RECIPES + LATER_RECIPES + BY_HAND + GPT
