@@ -23,9 +23,17 @@ class Order(torch.utils.data.Sampler):
         Order.epoch += 1
         generator = torch.Generator().manual_seed(Order.epoch)
         return iter(torch.randperm(len(self), generator=generator).tolist())
-def load_in_order(dataset, batch_size, shuffle=False):
-    return DataLoader(dataset, batch_size, sampler=Order(dataset) if shuffle else None)
+def load_in_order(dataset, batch_size, shuffle=False, **options):
+    return DataLoader(dataset, batch_size, sampler=Order(dataset) if shuffle else None, **options)
 script.DataLoader = load_in_order
+"""
+# It draws the noise of the k-th sample, and of those of its batch, from the seed k.
+NOISE = f"""{ORDER}
+drawn = 0
+def seed(size):
+    global drawn
+    torch.manual_seed(drawn)
+    drawn += size
 """
 # What each rank has trained in the end: the weights of all optimizers.
 WEIGHTS = """
@@ -63,6 +71,12 @@ after(torch, "save")(lambda state, file: count("written"))  # not yet to the dis
 @before(script.os, "fsync")
 def save_slowly(file):
     time.sleep(0.5 * script.stop_requested)
+"""
+# Adam hides a constant factor of the gradients.
+SGD = """
+def sgd(parameters, **options):
+    return torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
+torch.optim.Adam = torch.optim.AdamW = sgd
 """
 
 
@@ -116,13 +130,53 @@ scheduler = torch.optim.lr_scheduler
 scheduler.ReduceLROnPlateau = functools.partial(scheduler.ReduceLROnPlateau, threshold=0.2)
 """,
     ),
+    Port(
+        "text",
+        "60 --eval_every 10 --batch_size 64",
+        "60 --eval_every 10 --batch_size 32",
+        # An epoch has 32 steps, an evaluation 32 forward passes.
+        faults=[
+            *("step 33 9", "step 32 9 1", "evaluation 70 9", "save 4 9", "written 4 9"),
+            *("saved 4 9", "step 33 15 1", "evaluation 70 15 1", "save 4 15"),
+        ],
+        equal_setup=SGD,
+        one_setup=ORDER,
+    ),
+    Port(
+        "gan",
+        "3 --batch_size 64",
+        "3 --batch_size 32",
+        # An epoch has 32 steps of two optimizers each; rank 0 evaluates, in 6 forward passes.
+        faults=[
+            *("step 75 9", "step 64 9 1", "evaluation 8 9", "save 7 9", "written 9 9", "saved 7 9"),
+            *("step 75 15 1", "step 64 15 1", "evaluation 8 15", "save 7 15"),
+        ],
+        equal_setup=SGD,
+        one_setup=f"""{NOISE}
+before(script, "draw_noise")(lambda size, device: seed(size))
+""",
+    ),
+    Port(
+        "vae",
+        "3",
+        "3",
+        # An epoch has 17 steps, the last one of a single sample; rank 0 evaluates.
+        faults=[
+            *("step 23 9", "step 17 9 1", "evaluation 10 9", "save 4 9", "written 7 9"),
+            *("saved 4 9", "step 23 15 1", "step 17 15 1", "evaluation 10 15", "save 4 15"),
+        ],
+        equal_setup=SGD,
+        one_setup=f"""{NOISE}
+before(torch, "randn_like")(lambda mean: seed(len(mean)))
+""",
+    ),
 ]
 EVERY_PORT = pytest.mark.parametrize("port", PORTS, ids=lambda port: port.name)
 
 
 def epochs(output):
     """Returns what is logged of each epoch."""
-    return re.findall(r"^epoch .*", output, re.MULTILINE)
+    return re.findall(r"^(?:epoch|step) .*", output, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
