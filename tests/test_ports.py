@@ -9,6 +9,7 @@ from helpers import equal_snapshots, first, load, max_abs_diff, needs_slurm, pat
 from torch.utils.data import DataLoader
 
 from ports import images_single
+from tools.launch.jobs import free_port
 
 # The original takes the samples in the order in which the port does, which the epoch decides.
 ORDER = """
@@ -67,7 +68,7 @@ def count_evaluation(module, inputs, outputs):
         count("evaluation")
 before(script, "save")(lambda state, path: count("save"))
 after(script, "save")(lambda state, path: count("saved"))
-after(torch, "save")(lambda state, file: count("written"))  # not yet to the disk
+after(torch, "save")(lambda state, file, **options: count("written"))  # not yet to the disk
 @before(script.os, "fsync")
 def save_slowly(file):
     time.sleep(0.5 * script.stop_requested)
@@ -197,6 +198,30 @@ def test_two_ranks_train_as_the_original(shell, port, dtype, tolerance):
     assert max_abs_diff(weights[0], load(one / "rank0.weights")) < tolerance
 
 
+@pytest.mark.parametrize(
+    "port", [port for port in PORTS if port.name != "recurrent"], ids=lambda port: port.name
+)
+def test_resumed_on_another_number_of_ranks(shell, port):
+    """Killed on two ranks and resumed on four, a run ends with the weights of the original.
+
+    vae.py needs the snapshot on one node only, any one; the others refuse such a start.
+    """
+    one, two, new = (shell.folder / name for name in ("one", "two", "new"))
+    setup = f"torch.set_default_dtype(torch.float64)\n{WEIGHTS}{port.equal_setup}\n"
+    original = patch(shell.folder, f"ports/{port.name}_single.py", setup + port.one_setup)
+    shell.ranks_on([one], f"{original} {port.one}").succeeds()
+    script = patch(shell.folder, f"ports/{port.name}.py", setup + FAULT)
+    shell.ranks_on([two] * 2, f"{script} {port.two} --save_every 5", FAULT="step 23 9").wait()
+    resume = f"{script} {port.two.replace('32', '16')}"
+    job = shell.ranks_on([new, two, two, two], resume)
+    if port.name != "vae":
+        job.fails("ranks start at", "share or copy the snapshot and the data")
+        job = shell.ranks_on([two] * 4, resume)
+    assert "resumes from" in job.succeeds()
+    folder = new if port.name == "vae" else two
+    assert max_abs_diff(load(one / "rank0.weights"), load(folder / "rank0.weights")) < 1e-12
+
+
 @EVERY_PORT
 def test_resumed_bit_for_bit(shell, port):
     """Killed or terminated anywhere, a run ends with the files, and the log, of an unbroken one."""
@@ -253,6 +278,40 @@ def test_requeued_on_a_cluster(cluster, shell, port):
     assert log.read_text().count("resumes from") == 1
     for path in unbroken.glob("*.pt"):
         assert equal_snapshots(load(path), load(shell.folder / path.name)), path.name
+
+
+# The last node is lost, launcher and all, at a step within the second epoch.
+LOSE_NODE = """
+from torch.optim.optimizer import register_optimizer_step_post_hook
+steps = []
+@register_optimizer_step_post_hook
+def lose_node(optimizer, args, options):
+    steps.append(1)
+    if "LAST_NODE" in os.environ and len(steps) == 23:
+        os.kill(os.getppid(), 9)
+        os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.long
+def test_vae_continues_without_a_node(shell):
+    """torchrun starts the rank that is left again, which ends as if it had been alone."""
+    setup = f"torch.set_default_dtype(torch.float64)\n{WEIGHTS}{SGD}{LOSE_NODE}"
+    script = patch(shell.folder, "ports/vae.py", setup)
+    one = shell.folder / "one"
+    shell.ranks_on([one], f"{script} 3").succeeds()
+    torchrun = (
+        f"torchrun --nnodes=1:2 --max-restarts=3 --rdzv_endpoint=localhost:{free_port()}"
+        " --rdzv_backend=c10d --rdzv_conf=last_call_timeout=10,keep_alive_interval=1,is_host="
+    )
+    arguments = f"{script} 3 --save_every 5"
+    first_node = shell.start(f"{torchrun}1 {arguments}", TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+    last_node = shell.start(f"LAST_NODE=1 {torchrun}0 {arguments}")
+    assert last_node.wait() != 0, "the node was not lost"
+    assert first_node.wait() == 0, first_node.output
+    assert "resumes from snapshot.pt at (1, 192)" in first_node.output
+    weights = [load(folder / "rank0.weights") for folder in (one, shell.folder)]
+    assert max_abs_diff(*weights) < 1e-12
 
 
 def test_images_are_evaluated_exactly(shell):
