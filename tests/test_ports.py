@@ -266,16 +266,18 @@ def test_requeued_on_a_cluster(cluster, shell, port):
     script = patch(shell.folder, f"ports/{port.name}.py", port.setup + REACHED)
     usual = patch(shell.folder, f"ports/{port.name}.py", port.setup, name="usual.py")
     shell.ranks_on([unbroken] * 2, f"{usual} {port.two}").succeeds()
+    stage = "elastic_ddp" if port.name == "vae" else "preemptible"
+    options = "--parsable --nodes=2 --gpus-per-node=1"
     job = cluster(
         f"""
-        job=$(sbatch --parsable --gpus-per-node=1 slurm/preemptible.sbatch {script.name} {port.two})
+        job=$(sbatch {options} slurm/{stage}.sbatch {script.name} {port.two})
         until [ -e reached ]; do sleep 0.1; done
         scancel --signal=USR1 --batch $job
         """,
         "-n 2",
     )
     assert job.wait() == 0, job.output
-    (log,) = shell.folder.glob("preemptible-*.out")
+    (log,) = shell.folder.glob(f"{stage}-*.out")
     assert log.read_text().count("resumes from") == 1
     for path in unbroken.glob("*.pt"):
         assert equal_snapshots(load(path), load(shell.folder / path.name)), path.name
