@@ -9,6 +9,7 @@ from helpers import equal_snapshots, first, load, max_abs_diff, needs_slurm, pat
 from torch.utils.data import DataLoader
 
 from ports import images_single
+from tools.launch.jobs import free_port
 from tools.pages.fences import units
 
 # The original takes the samples in the order in which the port does, which the epoch decides.
@@ -24,9 +25,17 @@ class Order(torch.utils.data.Sampler):
         Order.epoch += 1
         generator = torch.Generator().manual_seed(Order.epoch)
         return iter(torch.randperm(len(self), generator=generator).tolist())
-def load_in_order(dataset, batch_size, shuffle=False):
-    return DataLoader(dataset, batch_size, sampler=Order(dataset) if shuffle else None)
+def load_in_order(dataset, batch_size, shuffle=False, **options):
+    return DataLoader(dataset, batch_size, sampler=Order(dataset) if shuffle else None, **options)
 script.DataLoader = load_in_order
+"""
+# It draws the noise of the k-th sample, and of those of its batch, from the seed k.
+NOISE = f"""{ORDER}
+drawn = 0
+def seed(size):
+    global drawn
+    torch.manual_seed(drawn)
+    drawn += size
 """
 # What each rank has trained in the end: the weights of all optimizers.
 WEIGHTS = """
@@ -60,10 +69,16 @@ def count_evaluation(module, inputs, outputs):
         count("evaluation")
 before(script, "save")(lambda state, path: count("save"))
 after(script, "save")(lambda state, path: count("saved"))
-after(torch, "save")(lambda state, file: count("written"))  # not yet to the disk
+after(torch, "save")(lambda state, file, **options: count("written"))  # not yet to the disk
 @before(script.os, "fsync")
 def save_slowly(file):
     time.sleep(0.5 * script.stop_requested)
+"""
+# Adam hides a constant factor of the gradients.
+SGD = """
+def sgd(parameters, **options):
+    return torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
+torch.optim.Adam = torch.optim.AdamW = sgd
 """
 
 
@@ -111,13 +126,53 @@ evaluate = script.evaluate
 script.evaluate = lambda *arguments: -evaluate(*arguments)
 """,
     ),
+    Port(
+        "text",
+        "58 --eval_every 10 --batch_size 64",
+        "58 --eval_every 10 --batch_size 32",
+        # An epoch has 32 steps, an evaluation 32 forward passes.
+        faults=[
+            *("step 33 9", "step 32 9 1", "evaluation 70 9", "save 4 9", "written 4 9"),
+            *("saved 4 9", "step 33 15 1", "evaluation 70 15 1", "save 4 15"),
+        ],
+        equal_setup=SGD,
+        one_setup=ORDER,
+    ),
+    Port(
+        "gan",
+        "3 --batch_size 64",
+        "3 --batch_size 32 --save_every 8",
+        # An epoch has 32 steps of two optimizers each; rank 0 evaluates, in 6 forward passes.
+        faults=[
+            *("step 75 9", "step 64 9 1", "evaluation 8 9", "save 5 9", "written 7 9", "saved 5 9"),
+            *("saved 9 9", "step 75 15 1", "step 64 15 1", "evaluation 8 15", "save 5 15"),
+        ],
+        equal_setup=SGD,
+        one_setup=f"""{NOISE}
+before(script, "draw_noise")(lambda size, device: seed(size))
+""",
+    ),
+    Port(
+        "vae",
+        "3",
+        "3",
+        # An epoch has 17 steps, the last one of a single sample; rank 0 evaluates.
+        faults=[
+            *("step 23 9", "step 17 9 1", "evaluation 10 9", "save 4 9", "written 7 9"),
+            *("saved 4 9", "step 23 15 1", "step 17 15 1", "evaluation 10 15", "save 4 15"),
+        ],
+        equal_setup=SGD,
+        one_setup=f"""{NOISE}
+before(torch, "randn_like")(lambda mean: seed(len(mean)))
+""",
+    ),
 ]
 EVERY_PORT = pytest.mark.parametrize("port", PORTS, ids=lambda port: port.name)
 
 
 def epochs(output):
     """Returns what is logged of each epoch."""
-    return re.findall(r"^epoch .*", output, re.MULTILINE)
+    return re.findall(r"^(?:epoch|step) .*", output, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +190,30 @@ def test_two_ranks_train_as_the_original(shell, port, dtype, tolerance):
     assert epochs(output) == epochs(expected) != []
     weights = [load(two / f"rank{rank}.weights") for rank in (0, 1)]
     assert equal_snapshots(*weights)
+    assert (two / "snapshot.pt").exists()  # of the end
     assert max_abs_diff(weights[0], load(one / "rank0.weights")) < tolerance
+
+
+@EVERY_PORT
+def test_resumed_on_another_number_of_ranks(shell, port):
+    """Killed on two ranks and resumed on four, a run ends with the weights of the original.
+
+    vae.py needs the snapshot on one node only, any one; the others refuse such a start.
+    """
+    one, two, new = (shell.folder / name for name in ("one", "two", "new"))
+    setup = f"torch.set_default_dtype(torch.float64)\n{WEIGHTS}{port.equal_setup}\n"
+    original = patch(shell.folder, f"ports/{port.name}_single.py", setup + port.one_setup)
+    shell.ranks_on([one], f"{original} {port.one}").succeeds()
+    script = patch(shell.folder, f"ports/{port.name}.py", setup + FAULT)
+    shell.ranks_on([two] * 2, f"{script} {port.two} --save_every 5", FAULT="step 23 9").wait()
+    resume = f"{script} {port.two.replace('32', '16')}"
+    job = shell.ranks_on([new, two, two, two], resume)
+    if port.name != "vae":
+        job.fails("ranks start at", "share or copy the snapshot and the data")
+        job = shell.ranks_on([two] * 4, resume)
+    assert "resumes from" in job.succeeds()
+    folder = new if port.name == "vae" else two
+    assert max_abs_diff(load(one / "rank0.weights"), load(folder / "rank0.weights")) < 1e-12
 
 
 @EVERY_PORT
@@ -181,19 +259,73 @@ def test_requeued_on_a_cluster(cluster, shell, port):
     script = patch(shell.folder, f"ports/{port.name}.py", port.setup + REACHED)
     usual = patch(shell.folder, f"ports/{port.name}.py", port.setup, name="usual.py")
     shell.ranks_on([unbroken] * 2, f"{usual} {port.two}").succeeds()
+    stage = "elastic_ddp" if port.name == "vae" else "preemptible"
+    options = "--parsable --nodes=2 --gpus-per-node=1"
     job = cluster(
         f"""
-        job=$(sbatch --parsable --gpus-per-node=1 slurm/preemptible.sbatch {script.name} {port.two})
+        job=$(sbatch {options} slurm/{stage}.sbatch {script.name} {port.two})
         until [ -e reached ]; do sleep 0.1; done
         scancel --signal=USR1 --batch $job
         """,
         "-n 2",
     )
     assert job.wait() == 0, job.output
-    (log,) = shell.folder.glob("preemptible-*.out")
+    (log,) = shell.folder.glob(f"{stage}-*.out")
     assert log.read_text().count("resumes from") == 1
     for path in unbroken.glob("*.pt"):
         assert equal_snapshots(load(path), load(shell.folder / path.name)), path.name
+
+
+# The last node is lost, launcher and all, at a step within the second epoch.
+LOSE_NODE = """
+from torch.optim.optimizer import register_optimizer_step_post_hook
+steps = []
+@register_optimizer_step_post_hook
+def lose_node(optimizer, args, options):
+    steps.append(1)
+    if "LAST_NODE" in os.environ and len(steps) == 23:
+        os.kill(os.getppid(), 9)
+        os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.long
+def test_vae_continues_without_a_node(shell):
+    """torchrun starts the rank that is left again, which ends as if it had been alone."""
+    setup = f"torch.set_default_dtype(torch.float64)\n{WEIGHTS}{SGD}{LOSE_NODE}"
+    script = patch(shell.folder, "ports/vae.py", setup)
+    one = shell.folder / "one"
+    shell.ranks_on([one], f"{script} 3").succeeds()
+    torchrun = (
+        f"torchrun --nnodes=1:2 --max-restarts=3 --rdzv_endpoint=localhost:{free_port()}"
+        " --rdzv_backend=c10d --rdzv_conf=last_call_timeout=10,keep_alive_interval=1,is_host="
+    )
+    arguments = f"{script} 3 --save_every 5"
+    first_node = shell.start(f"{torchrun}1 {arguments}", TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+    last_node = shell.start(f"LAST_NODE=1 {torchrun}0 {arguments}")
+    assert last_node.wait() != 0, "the node was not lost"
+    assert first_node.wait() == 0, first_node.output
+    assert "resumes from snapshot.pt at (1, 192)" in first_node.output
+    weights = [load(folder / "rank0.weights") for folder in (one, shell.folder)]
+    assert max_abs_diff(*weights) < 1e-12
+
+
+def test_gan_sends_each_gradient_once(shell):
+    """One bucket of the generator and one of the discriminator in each of 32 steps."""
+    setup = """
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+buckets = []
+def count_bucket(group, bucket):
+    buckets.append(bucket.index())
+    return allreduce_hook(group, bucket)
+@after(nn.parallel.DistributedDataParallel, "__init__")
+def count_buckets(self, model):
+    self.register_comm_hook(None, count_bucket)
+after(script, "main")(lambda args: print(len(buckets), "buckets"))
+"""
+    script = patch(shell.folder, "ports/gan.py", setup)
+    output = shell.ranks(f"{script} 1 --batch_size 32", world_size=2).succeeds()
+    assert output.count("64 buckets") == 2
 
 
 @pytest.mark.parametrize(
@@ -216,18 +348,10 @@ def test_images_are_evaluated_exactly(shell):
     assert logged == [f"epoch 1: accuracy {accuracy:.2%}"]
 
 
-def test_recurrent_on_another_number_of_ranks(shell):
-    """It goes on with each column's state; only another number of columns is refused."""
-    script = patch(
-        shell.folder, "ports/recurrent.py", f"torch.set_default_dtype(torch.float64)\n{FAULT}"
-    )
-    shell.ranks(f"{script} 2 --snapshot_path one.pt").succeeds()
-    job = shell.ranks(f"{script} 2 --save_every 5", world_size=2, FAULT="step 48 9")
-    job.fails()
-    shell.ranks(f"{script} 2 --columns 10", world_size=2).fails(
+def test_recurrent_keeps_its_columns(shell):
+    """Their number decides what is trained, and each is read by one rank."""
+    shell.ranks("ports/recurrent.py 1").succeeds()
+    shell.ranks("ports/recurrent.py 2 --columns 10").fails(
         "cannot resume: snapshot.pt is of 20 columns of 999 tokens, not of 10 columns of 1999"
     )
-    shell.ranks(f"{script} 2", world_size=3).fails("--columns must be a multiple")
-    shell.ranks(f"{script} 2", world_size=4).succeeds()
-    one, four = (load(shell.folder / name)["model"] for name in ("one.pt", "snapshot.pt"))
-    assert max_abs_diff(one.values(), four.values()) < 1e-12
+    shell.ranks("ports/recurrent.py 2", world_size=3).fails("--columns must be a multiple")

@@ -84,7 +84,10 @@ GPT = [
 ]
 PORTS = [  # of scripts that are not ours: the whole series in one step
     Step("ports/images_single.py", "ports/images.py", 134),
+    Step("ports/text_single.py", "ports/text.py", 124),
+    Step("ports/gan_single.py", "ports/gan.py", 133),
     Step("ports/recurrent_single.py", "ports/recurrent.py", 124),
+    Step("ports/vae_single.py", "ports/vae.py", 155),
 ]
 STAGES = [STEPS[0].base, *(step.file for step in STEPS)]
 ALL = STEPS + JOB_STEPS + RECIPES + LATER_RECIPES + BY_HAND + GPT
