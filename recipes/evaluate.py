@@ -187,8 +187,8 @@ class Trainer:
             self.epochs_run = epoch + 1
             self.total_loss.zero_()
             if self.epochs_run % self.args.save_every == 0 or self.epochs_run == total:
+                self._evaluate()  # first: what it changes belongs in the snapshot
                 self._save_snapshot()
-                self._evaluate()
 
 
 def parse_args():

@@ -260,6 +260,24 @@ def test_losses_that_are_no_plain_mean(shell, name):
     assert max_abs_diff(*weights) < 1e-6
 
 
+def test_masked_loss_where_a_rank_has_no_share(shell):
+    """With the page's lines in elastic_ddp.py, on three ranks, which share a last batch of two."""
+    masked_loss = snippet("your_project.md", "def masked_loss", "python")
+    setup = LOSSES.format(functions=masked_loss, name="masked_loss")
+    setup = f"torch.set_default_dtype(torch.float64)\n{resize(1026)}{setup}"
+    start(shell, "multinode.py", "2 --batch_size 64 --snapshot_path one.pt", setup, 1).succeeds()
+    source = (ROOT / "elastic_ddp.py").read_text()
+    lines = textwrap.indent(snippet("your_project.md", "[:local_size]", "python"), 8 * " ")
+    source, count = re.subn(r"( +loss = .*\n){2}", lines, source)
+    assert count == 1
+    edited = shell.folder / "edited" / "elastic_ddp.py"
+    edited.parent.mkdir()
+    edited.write_text(source)
+    start(shell, edited, "2", setup, 3).succeeds()
+    weights = [load(shell.folder / file)["model"].values() for file in ("snapshot.pt", "one.pt")]
+    assert max_abs_diff(*weights) < 1e-12
+
+
 FAILING = """
 import errno
 def fail(*args):

@@ -15,7 +15,7 @@ RECIPES = steps.RECIPES + steps.LATER_RECIPES
 SCRIPT_STEPS = steps.STEPS + RECIPES + steps.BY_HAND + steps.GPT
 
 
-@pytest.mark.parametrize("step", steps.ALL, ids=lambda step: step.file)
+@pytest.mark.parametrize("step", steps.ALL + steps.PORTS, ids=lambda step: step.file)
 def test_steps_are_short(step):
     """Counted by the shell's own tools, as anyone would."""
     page = f"{Path(step.file).stem}.md"
@@ -33,6 +33,8 @@ def test_steps_are_short(step):
         tables = [("docs/recipes/index.md", f"[`{Path(step.file).name}`](")]
     elif step in steps.GPT:
         tables = [("docs/gpt/index.md", f"]({page}) |")]
+    elif step in steps.PORTS:
+        tables = [("docs/ports/index.md", f"]({page}) |")]
     for table, first_cell in tables:
         rows = (ROOT / table).read_text().splitlines()
         row = next(row for row in rows if row.startswith("|") and first_cell in row)
@@ -42,7 +44,7 @@ def test_steps_are_short(step):
 @pytest.fixture
 def copy(tmp_path):
     """A repository of its own with the chain and its tools committed."""
-    for folder in ("tools", "slurm", "recipes", "by_hand", "gpt"):
+    for folder in ("tools", "slurm", "recipes", "by_hand", "gpt", "ports"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     for name in {step.base for step in steps.STEPS} | {step.file for step in steps.STEPS}:
         shutil.copy(ROOT / name, tmp_path)

@@ -453,3 +453,42 @@ def test_run_shorter_than_the_schedule(shell, steps, profiled):
     assert len(traces) == min(profiled, 1)
     for trace in traces:
         assert len(named(events(trace), r"Optimizer\.step#")) == profiled
+
+
+# A reader's schedule, whose rate is in the optimizer's state; and a kill right after a save.
+SCHEDULE = """
+@after(script.Trainer, os.environ["STEPS_AFTER"])
+def step_schedule(self, *arguments):
+    if hasattr(self, "trains"):  # not when a start evaluates
+        self.optimizer.param_groups[0]["lr"] *= 0.9
+@before(script.Trainer, "_run_epoch")
+def start(self, epoch):
+    self.trains = True
+@after(script.Trainer, "_save_snapshot")
+def kill(self):
+    self.saves = getattr(self, "saves", 0) + 1
+    if str(self.saves) == os.environ.get("KILL_AFTER"):
+        os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "options"),
+    [
+        ("preemptible.py", "_run_batch", "--save_every_steps 16"),
+        ("preemptible.py", "_run_epoch", "--save_every_steps 16"),
+        ("recipes/evaluate.py", "_evaluate", ""),
+        ("recipes/images.py", "_evaluate", ""),
+    ],
+)
+def test_a_schedule_is_saved_after_its_step(shell, name, method, options):
+    """Killed right after any save, a run ends as an unbroken one: no step of a schedule is lost."""
+    script = patch(shell.folder, name, SCHEDULE)
+    for saves in ("0", "1", "2", "3"):
+        job = f"{script} 4 1 {options} --snapshot_path {saves}.pt"
+        if saves != "0":
+            shell.ranks(job, 2, STEPS_AFTER=method, KILL_AFTER=saves).fails()
+        shell.ranks(job, 2, STEPS_AFTER=method).succeeds()
+        unbroken, resumed = (load(shell.folder / f"{n}.pt") for n in ("0", saves))
+        assert equal_snapshots(unbroken["optimizer"], resumed["optimizer"]), saves
+        assert equal_snapshots(unbroken["model"], resumed["model"]), saves

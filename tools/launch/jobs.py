@@ -23,7 +23,7 @@ from tools.launch import forked
 from tools.steps import ROOT
 
 PRETEND_GPUS = ROOT / "tools" / "launch" / "pretend_gpus"
-SCRIPT_PATH = r"((recipes|by_hand|gpt)/)?\w+\.py"
+SCRIPT_PATH = r"((recipes|by_hand|gpt|ports)/)?\w+\.py"
 TIMEOUT_S = float(os.environ.get("TIMEOUT_S", 180))  # of a wait, on a machine that is not busy
 KNOWN_WARNINGS = [
     # DDP, of every device that is no GPU of NVIDIA's, as the pretended ones.

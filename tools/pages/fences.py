@@ -16,10 +16,20 @@ import textwrap
 from pathlib import Path
 
 from tools.judge.faults import FAULTS
-from tools.steps import ALL, JOB_STEPS, LATER_RECIPES, RECIPES, ROOT, STEPS, Step, changed_lines
+from tools.steps import (
+    ALL,
+    JOB_STEPS,
+    LATER_RECIPES,
+    PORTS,
+    RECIPES,
+    ROOT,
+    STEPS,
+    Step,
+    changed_lines,
+)
 
 START = [Step(None, steps[0].base, 0) for steps in (STEPS, JOB_STEPS)]
-DOCUMENTED = START + ALL
+DOCUMENTED = START + ALL + PORTS
 STATEMENTS = {  # what their units are called; functions and classes have names of their own
     ast.Expr: "docstring",
     ast.Import: "imports",

@@ -9,7 +9,7 @@ from tools.compose.compose import BASES, read_pairs
 from tools.formulas import calculator, memory, scaling
 from tools.pages.diffs import format_code, highlight_lines
 from tools.pages.fences import DOCUMENTED, language_of
-from tools.steps import ROOT, STAGES
+from tools.steps import PORTS, ROOT, STAGES
 from tools.watch.recordings import RECORDINGS, recorded_source
 
 FOLDERS = {
@@ -18,6 +18,7 @@ FOLDERS = {
     "by_hand": "By hand",
     "gpt": "The second series",
     "slurm": "Job files",
+    "ports": "Your own script",
 }
 
 
@@ -83,7 +84,7 @@ def format_recording(found):
 
 def format_choice():
     """Returns the choice of two files to compare, for docs/assets/diff.js."""
-    files = [step.file for step in DOCUMENTED]
+    files = [step.file for step in DOCUMENTED] + [step.base for step in PORTS]
     options = ""
     for folder, name in FOLDERS.items():
         names = "".join(f"<option>{f}</option>" for f in files if f.rpartition("/")[0] == folder)
