@@ -26,7 +26,7 @@ def audit(folder, script, *arguments):
 @pytest.mark.parametrize("edit", first(1, EDITS))
 def test_fault(tmp_path, edit):
     script, old, new, line, sentence = edit.split(" | ")
-    source = (SCRIPTS / f"{script}.py").read_text()
+    source = ((ROOT if "/" in script else SCRIPTS) / f"{script}.py").read_text()
     assert source.count(old) == 1
     source = source.replace(old, new)
     (tmp_path / "faulty.py").write_text(source)
@@ -48,9 +48,17 @@ def test_right_script(tmp_path, script):
     }
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("port", ["gan", "images", "recurrent", "text", "vae"])
+def test_port(tmp_path, port):
+    found = audit(tmp_path, ROOT / "ports" / f"{port}.py")
+    assert not [f for f in found if f.kind in ("wrong", "look") or "please report" in f.text]
+    assert any("trains as without a kill" in f.text for f in found if f.kind == "ok")
+    assert any(f.text.startswith("SIGTERM in step") for f in found if f.kind == "ok")
+
+
 # What an expert would also say of right scripts.
 SAID = {
-    "diloco": ["after step 1, the ranks have different weights: right only if they are averaged"],
     "dropout": ["last.pth is renamed without fsync"],
     "ema": ["the optimizer's state is not saved", "begins from scratch"],
     "gan": ["the optimizer's state is not saved", "begins from scratch"],

@@ -90,8 +90,9 @@ def whole_weights(facts, steps, kinds):
     talks = any(s["talks"] for ranks in steps for s in ranks)
     say, why = look, "right only if each has a part of the model"
     if any(equal[number + 1 :]):
-        why = "right only if they are averaged later"
-    elif all(step["ddp"] for step in before) and any(step["syncs"] for step in before):
+        again = equal.index(True, number)
+        return ok(f"{when}, the ranks' weights differ; after step {again}, they are equal again")
+    if all(step["ddp"] for step in before) and any(step["syncs"] for step in before):
         say, why = wrong, "does each rank add random numbers of its own?"
     elif all(step["ddp"] for step in before):
         say, why = wrong, "is the model called without its DDP wrapper?"
