@@ -18,10 +18,12 @@ import pytest
 from helpers import (
     FORK,
     KILL,
+    LONG,
     NIGHTLY,
     PLAIN_SGD,
     SHORT_GPT,
     SIGNAL,
+    assert_trained,
     equal_snapshots,
     first,
     long,
@@ -79,6 +81,7 @@ OPTIONS = {
 # These train to other weights than multinode.py, or gpt/pretrain.py; all others to the same.
 DECIDING = [
     "recipes/mixed_precision.py",
+    "recipes/gradient_accumulation.py",  # in bfloat16, where the size of a micro-batch shows
     "recipes/evaluate.py",
     "recipes/images.py",
     "recipes/stream.py",
@@ -229,29 +232,29 @@ def prove(shell, pair):
     """Asserts that a composed script does what its parts do, each as it does so alone."""
     script, lines = write_composed(shell, pair)
     deciding = sorted({name for part in pair for name in decides(part)}, key=DECIDING.index)
-    reference = (
-        deciding[-1] if deciding else "gpt/pretrain.py" if series(pair[0]) else "multinode.py"
-    )
+    parts = deciding[-1:] or ["gpt/pretrain.py" if series(pair[0]) else "multinode.py"]
+    twin, ranks = None, 2
     setup = more = ""
-    if len(deciding) == 2 and deciding[0] == "recipes/mixed_precision.py":
+    if len(deciding) > 1 and deciding[0] == "recipes/mixed_precision.py":
         more = IN_BFLOAT16
+        parts = deciding[1:]
     elif len(deciding) == 2 and "gpt/local_sgd.py" in deciding:
         setup = EVERY_STEP  # then it trains as without it
-        reference = next(name for name in deciding if name != "gpt/local_sgd.py")
+        parts = [next(name for name in deciding if name != "gpt/local_sgd.py")]
     elif len(deciding) == 2 and "gpt/muon.py" in deciding:
-        reference = next(name for name in deciding if name != "gpt/muon.py")
+        parts = [next(name for name in deciding if name != "gpt/muon.py")]
         more = WITH_MUON
     straight = train(shell, pair, script, setup)
-    twin, ranks, parts = None, 2, [reference]
     if deciding == ["gpt/tokens.py", "gpt/moe.py"]:  # no file does both
         parts, ranks = deciding, 1
-        twin, _ = write_composed(shell, deciding)
+    if len(parts) > 1:
+        twin, _ = write_composed(shell, parts)
     expected = train(shell, parts, twin, setup + more, ranks=ranks).weights()
     weights = straight.weights()
     assert weights.keys() == expected.keys()
     diff = max_abs_diff([weights[name] for name in expected], expected.values())
-    print(f"{' + '.join(pair)} differs from {reference} by {diff:.1e}")
-    assert diff < (1e-12 if series(pair[0]) and reference not in FINETUNE else 1e-6)
+    print(f"{' + '.join(pair)} differs from {' + '.join(parts)} by {diff:.1e}")
+    assert diff < (1e-12 if series(pair[0]) and parts[0] not in FINETUNE else 1e-6)
     for part in pair:
         added = {line for line, source in lines if source == part}
         missing = added & train(shell, [part], setup=setup).lines - straight.lines
@@ -262,7 +265,8 @@ def prove(shell, pair):
     elif any("recipes/evaluate.py" in ancestors(part) for part in pair):
         stop["SIGNAL_AT"] = "evaluation"  # whose data workers must live on, too
     if "recipes/save_after_failure.py" in pair:
-        at = 512 if "recipes/stream.py" in pair else 448  # where the unbroken run saves, too
+        where = {"recipes/stream.py": 512, "recipes/evaluate.py": 576}
+        at = where.get(parts[-1], 448)  # where the unbroken run saves, too
         stop = {"SIGNAL": "9", "SIGNAL_AT": f"1 {at}", "SIGNAL_RANK": "0"}  # rank 1 saves
         setup += SAME_LOSS
     resumed = train(shell, pair, script, setup, stop)
@@ -323,18 +327,49 @@ def test_table_is_complete():
     assert read_pairs().keys() == {" + ".join(pair) for pair in CHOICES}
 
 
+MIXED_AND_ACCUMULATED = ("recipes/mixed_precision.py", "recipes/gradient_accumulation.py")
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     "parts",
     [
+        # The files of the pages' examples.
         ("preemptible.py", "recipes/mixed_precision.py", "recipes/evaluate.py"),
         ("gpt/documents.py", "gpt/chunked_loss.py", "gpt/hsdp.py"),
+        # Each two of them change the same lines.
+        ("elastic_ddp.py", *MIXED_AND_ACCUMULATED),
+        (*MIXED_AND_ACCUMULATED, "recipes/step_timeout.py"),
+        (*MIXED_AND_ACCUMULATED, "recipes/own_disks.py"),
+        ("elastic_ddp.py", *MIXED_AND_ACCUMULATED, "recipes/monitor.py"),
+        ("elastic_ddp.py", *MIXED_AND_ACCUMULATED, "recipes/evaluate.py"),
     ],
     ids=" + ".join,
 )
 def test_several(workshop, parts):
-    """The files of the pages' examples."""
     prove(workshop, parts)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    first(
+        1,
+        [
+            "recipes/mixed_precision.py recipes/gradient_accumulation.py",
+            "recipes/mixed_precision.py",
+            "recipes/gradient_accumulation.py",
+        ],
+        LONG,
+    ),
+)
+def test_uneven_shards(shell, parts):
+    """With elastic_ddp.py, each sample of a batch of 63 counts once, in micro-batches as well."""
+    in_float32 = "torch.autocast = lambda *arguments: script.contextlib.nullcontext()\n"
+    composed, _ = write_composed(shell, ["elastic_ddp.py", *parts.split()])
+    script = patch(shell.folder, composed, in_float32, "in_float32.py")
+    micro = "--micro_batch_size 8" if "accumulation" in parts else ""
+    shell.ranks(f"{script} 2 1 --global_batch_size 63 {micro}", 2).succeeds()
+    assert_trained(shell.folder / "snapshot.pt", 2, 63)
 
 
 def compose_in(folder, arguments):

@@ -104,6 +104,15 @@ def test_cascade_goes_round_a_conflict(copy):
     assert (copy / "gpt/schedule.py").read_text() == before
 
 
+def test_cascade_names_stale_resolutions(copy):
+    edit(copy / "recipes" / "evaluate.py", "would repeat some", "repeats some")
+    result = cascade(copy, "recipes/evaluate.py")
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    start = "cascade: resolutions.txt: write anew what recipes/save_after_failure.py + recipes/eval"
+    assert line.startswith(start)
+
+
 @pytest.mark.parametrize("name", ["", "nosuch.py", "recipes/regroup.py"])
 def test_cascade_of_nothing(copy, name):
     result = cascade(copy, name)

@@ -13,7 +13,8 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from tools.compose.merge import diff, merge
+from tools.compose import names, resolutions
+from tools.compose.merge import diff, merge, texts
 from tools.judge import stages
 from tools.steps import ALL, ROOT, STAGES
 
@@ -62,10 +63,14 @@ def pairs(parts):
     }
 
 
+def source_of(file):
+    return OLD.get(file) or (ROOT / file).read_text()
+
+
 def split(file):
     """Returns the lines of a file's docstring, and of its code."""
     try:
-        text = OLD.get(file) or (ROOT / file).read_text()
+        text = source_of(file)
         tree = ast.parse(text, file)
     except (SyntaxError, ValueError) as error:  # or no text
         fail(f"cannot read {file}: {error}")
@@ -99,22 +104,51 @@ def fold(parts, lines, resolve):
     return result
 
 
-def mark(part, ours, theirs):
-    """Returns both sides of a conflict as git shows them."""
-    names = " and ".join(dict.fromkeys(name for _, name in ours if name)) or "the others"
-    marks = [(f"<<<<<<< {names}", None), ("=======", None), (f">>>>>>> {part}", None)]
-    return [marks[0], *ours, marks[1], *theirs, marks[2]]
+def mark(part, old, ours, theirs):
+    """Returns how a conflict was resolved, or its sides and what both replace, as git's diff3."""
+    if (known := resolutions.find(part, ours, theirs)) is not None:
+        return known
+    first = " and ".join(dict.fromkeys(name for _, name in ours if name)) or "the others"
+    start, base, middle = (f"<<<<<<< {first}", None), ("||||||| before", None), ("=======", None)
+    return [start, *ours, base, *old, middle, *theirs, (f">>>>>>> {part}", None)]
+
+
+def stages_of(part):
+    return {*ancestors(part)} & {*STAGES}
+
+
+def stale_resolutions():
+    """Yields a line on each resolution whose conflict is not met any more."""
+    for known in resolutions.read():
+        code = {file: split(file)[1] for part in known.parts for file in ancestors(part)}
+        met = []
+
+        def resolve(part, old, ours, theirs, met=met):
+            met.append([texts(ours), texts(theirs)])
+            return mark(part, old, ours, theirs)
+
+        lines = fold(known.parts, code, resolve)
+        if known.theirs is None:
+            is_met = len(resolutions.places(lines, known.ours)) == 1
+        else:
+            is_met = [known.ours, known.theirs] in met
+        if not is_met:
+            files = " + ".join(known.parts)
+            yield f"{resolutions.PATH.name}: write anew what {files} become: they have changed"
 
 
 def compose(parts, name):
     """Returns the lines of one script, `name`, that does what all of the parts do."""
     files = {file: read(file, name) for part in parts for file in ancestors(part)}
-    code = fold(parts, {file: code for file, (_, code, _) in files.items()}, mark)
     # Of the docstrings that differ, that of the part with most stages: it says how ranks start.
-    lead = max(parts, key=lambda part: len({*ancestors(part)} & {*STAGES}))
+    lead = max(parts, key=lambda part: len(stages_of(part)))
     docs = {file: doc for file, (doc, _, _) in files.items()}
     order = [lead, *(part for part in parts if part != lead)]
-    doc = fold(order, docs, lambda part, ours, theirs: ours)
+    doc = fold(order, docs, lambda part, old, ours, theirs: ours)
+    if parts[0] not in FILES:  # a script of one's own stays first
+        order = parts
+    code = fold(order, {file: code for file, (_, code, _) in files.items()}, mark)
+    code = resolutions.replace(files, code)
     result = []
     for line in doc[:-1]:
         lines = [line]
@@ -125,6 +159,23 @@ def compose(parts, name):
         result += [("Composed of:", None)] if "Composed of:" not in dict(result) else []
         result += [(f"    {part}", part) for part in parts]
     return result + doc[-1:] + code
+
+
+def find_problems(parts, lines):
+    """Yields a line on what is no conflict of lines, in a script of these parts."""
+    base = next(f for f in ancestors(parts[0]) if all(f in ancestors(part) for part in parts))
+    sources = {part: source_of(part) for part in parts}
+    yield from names.find_problems(lines, sources, source_of(base))
+    files = [file for part in parts for file in ancestors(part)]
+    for known in resolutions.replacements(files):
+        if not resolutions.places(lines, known.lines):
+            yield f"{' + '.join(known.parts)} need this, and no place is found: {known.lines[0]}"
+    if parts[0] not in FILES:
+        old = source_of(BASES[parts[0]])
+        saving = [line for line in old.splitlines() if "state_dict(" in line]
+        for part in parts[1:]:
+            if not {*saving} <= {*sources[part].splitlines()}:
+                yield from names.lines_to_look_at(parts[0], sources[parts[0]], old, part)
 
 
 def git(*arguments):
@@ -158,7 +209,7 @@ def upgrade(own, base, old):
         docs[file] = [(line, file) for line in doc]
     changed = sum(sign != " " for sign, _ in diff(code[old], code[base]))
     print(f"{base} has {changed} changed lines since {old.partition('@')[2]}")
-    doc = fold([own, base], docs, lambda part, ours, theirs: ours)
+    doc = fold([own, base], docs, lambda part, old, ours, theirs: ours)
     return doc + fold([own, base], code, mark)
 
 
