@@ -433,11 +433,99 @@ def test_conflict(tmp_path):
     assert "\n" not in "".join(lines)
     (start,) = [n for n, line in enumerate(lines) if line.startswith("<<<<<<< ")]
     (end,) = [n for n, line in enumerate(lines) if line.startswith(">>>>>>> ")]
-    separator = lines.index("=======")
+    base, separator = lines.index("||||||| before"), lines.index("=======")
     assert lines[start].endswith("own.py") and lines[end].endswith("mixed_precision.py")
-    assert "\n".join(lines[start + 1 : separator]) in text and CLIP in lines[start:separator]
+    assert "\n".join(lines[start + 1 : base]) in text and CLIP in lines[start:base]
+    assert "\n".join(lines[base + 1 : separator]) in (ROOT / "multinode.py").read_text()
     recipe = (ROOT / "recipes" / "mixed_precision.py").read_text()
     assert "\n".join(lines[separator + 1 : end]) in recipe
+
+
+BATCH = "        self.total_loss += loss.detach() * len(inputs)\n"
+STATE = """            "optimizer": self.optimizer.state_dict(),\n"""
+SAVED = """        self._log(f"{trained} | loss {self.loss:.4g} | saved {path}")\n"""
+
+
+@pytest.mark.parametrize(
+    "files, old, new, problem",
+    [  # a copy of the first file, in which a reader has changed a line, and another file
+        (
+            "multinode.py preemptible.py",
+            BATCH,
+            f"{BATCH}        self.steps = 1\n",
+            "attribute Trainer.steps is of both: {own} and preemptible.py",
+        ),
+        (
+            "multinode.py recipes/tensorboard_logging.py",
+            BATCH,
+            f"{BATCH}\n    def _log_metrics(self):\n        print(self.loss)\n",
+            "method Trainer._log_metrics is of both: {own} and recipes/tensorboard_logging.py",
+        ),
+        (
+            "multinode.py elastic_ddp.py",
+            "    args = parser.parse_args()\n",
+            "    parser.add_argument('--timeout')\n    args = parser.parse_args()\n",
+            "argument --timeout is of both: {own} and elastic_ddp.py",
+        ),
+        (
+            "multinode.py elastic_ddp.py",
+            BATCH,
+            f"{BATCH}        print(self.args.batch_size)\n",
+            "args.batch_size is used, and no argument",
+        ),
+        (
+            "elastic_ddp.py recipes/save_after_failure.py",
+            '"epochs_run"',
+            '"epochs"',
+            "snapshot['epochs_run'] is read, and not saved",
+        ),
+        (
+            "elastic_ddp.py recipes/save_after_failure.py",
+            "local_rank",
+            "gpu",
+            "Undefined name `local_rank`",
+        ),
+        (
+            "multinode.py preemptible.py",
+            "        pin_memory=",
+            "        worker_init_fn=print,\n        pin_memory=",
+            ": keyword argument repeated: worker_init_fn: there the parts do not fit",
+        ),
+        (
+            "gpt/metrics.py gpt/dcp.py",
+            SAVED,
+            f"{SAVED}        print('saved')\n",
+            "behind a return, and never runs: print('saved')",
+        ),
+        (
+            "gpt/pretrain.py gpt/dcp.py",
+            STATE,
+            f'{STATE}            "second": self.second.state_dict(),\n',
+            "look at _save_snapshot of {own}, since gpt/dcp.py saves in another way: "
+            '"second": self.second.state_dict(),',
+        ),
+        (
+            "recipes/gradient_accumulation.py recipes/evaluate.py",
+            "    Trainer(model,",
+            "    # mine\n    Trainer(model,",
+            "",
+        ),
+    ],
+)
+def test_names(tmp_path, files, old, new, problem):
+    """What is no conflict of lines, but one of names or places, is told in a line each."""
+    base, part = files.split()
+    text = (ROOT / base).read_text()
+    assert old in text
+    own = tmp_path / "own.py"
+    own.write_text(text.replace(old, new))
+    result = compose_in(tmp_path, f"{own} {part} --base {base} -o {{folder}}/out.py")
+    if problem:
+        assert result.returncode == 1
+        assert problem.format(own=own) in result.stderr
+        assert all(line.startswith(f"{tmp_path}/out.py") for line in result.stderr.splitlines())
+    else:
+        assert (result.returncode, result.stderr) == (0, "")
 
 
 def indent(line):
@@ -586,5 +674,6 @@ def test_upgrade_in_conflict(copy):
     assert result.returncode == 1 and "_upgraded.py has conflicts, marked as git" in result.stderr
     upgraded = (copy / "own_upgraded.py").read_text()
     conflict = upgraded.partition("<<<<<<< ")[2].partition("\n>>>>>>> multinode.py\n")[0]
-    ours, theirs = conflict.split("\n=======\n")
+    ours, old, theirs = re.split(r"\n\|{7} before\n|\n=======\n", conflict)
+    assert line in old
     assert "manual_seed(1)" in ours and "manual_seed(2)" in theirs
