@@ -666,6 +666,21 @@ def test_upgrade(copy, version):
     assert all(changed in upgraded for _, changed in SINCE)
 
 
+def test_upgrade_of_an_older_copy(copy):
+    """It is noticed that not the named version was copied, which has nothing to bring."""
+    own = with_own_model((copy / "multinode.py").read_text())
+    assert "nearer" not in upgrade(copy, "HEAD", own, ()).stdout
+    edit(copy / "multinode.py", *SINCE[1])
+    author = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
+    assert run("git", *author, "commit", "-qam", "changed", folder=copy).returncode == 0
+    (copy / "own_upgraded.py").unlink()
+    result = upgrade(copy, "HEAD", own, ())
+    first = run("git", "rev-list", "--max-parents=0", "--abbrev-commit", "HEAD", folder=copy).stdout
+    assert "multinode.py has 0 changed lines since HEAD" in result.stdout
+    nearer = "own.py is nearer to another version: is it a copy of multinode.py@"
+    assert f"{nearer}{first.strip()}?" in result.stdout
+
+
 def test_upgrade_in_conflict(copy):
     """Where both have changed a line, both texts stand in the script."""
     line = "torch.manual_seed(args.seed)"

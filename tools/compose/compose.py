@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -199,6 +200,20 @@ def read_old(name):
     return text or fail(f"--base {name}: there was no {file} then")
 
 
+def nearest_version(own, base, old):
+    """Returns the version of a file from which fewest lines of one's own differ: mostly `old`."""
+    lines = Counter(source_of(own).splitlines())
+
+    def distance(version):
+        file, _, revision = version.partition("@")
+        text = OLD.get(version) or git("show", f"{revision}:{file}")
+        other = Counter(text.splitlines())
+        return (lines - other).total() + (other - lines).total()
+
+    revisions = git("log", "--format=%h", "--", base).split()
+    return min([old, *(f"{base}@{revision}" for revision in revisions)], key=distance)
+
+
 def upgrade(own, base, old):
     """Returns the lines of one's own script, with what has changed in its base since `old`."""
     BASES.update(dict.fromkeys((own, base), old))
@@ -209,6 +224,9 @@ def upgrade(own, base, old):
         docs[file] = [(line, file) for line in doc]
     changed = sum(sign != " " for sign, _ in diff(code[old], code[base]))
     print(f"{base} has {changed} changed lines since {old.partition('@')[2]}")
+    nearest = nearest_version(own, base, old)
+    if nearest != old:
+        print(f"{own} is nearer to another version: is it a copy of {nearest}?")
     doc = fold([own, base], docs, lambda part, old, ours, theirs: ours)
     return doc + fold([own, base], code, mark)
 
