@@ -630,6 +630,23 @@ def test_own_script(shell):
     assert max_abs_diff(weights.values(), expected.values()) < 1e-5
 
 
+@pytest.mark.parametrize("order", first(2, [*map("".join, itertools.permutations("012"))], LONG))
+def test_own_script_in_each_order(tmp_path, order):
+    """Three that change the same lines, taken one after another, have the lines of all at once."""
+    parts = ["elastic_ddp.py", *MIXED_AND_ACCUMULATED]
+    (tmp_path / "0.py").write_text(with_own_model((ROOT / "multinode.py").read_text()))
+    base = "multinode.py"
+    for n, part in enumerate(parts[int(index)] for index in order):
+        arguments = f"{{folder}}/{n}.py {part} --base {base} -o {{folder}}/{n + 1}.py"
+        result = compose_in(tmp_path, arguments)
+        assert result.returncode == 0, result.stderr
+        base = part if part in STAGES else base
+    composed = (tmp_path / "3.py").read_text()
+    expected = "\n".join(line for line, _ in compose(parts, "3.py"))
+    step = re.search(r"    def _run_batch.*?\n\n", expected, re.DOTALL)[0]
+    assert step in composed and OWN_MODEL in composed
+
+
 # What changes in multinode.py after a copy was made.
 SINCE = [
     (
