@@ -168,8 +168,10 @@ def find_problems(parts, lines):
     sources = {part: source_of(part) for part in parts}
     yield from names.find_problems(lines, sources, source_of(base))
     files = [file for part in parts for file in ancestors(part)]
-    for known in resolutions.replacements(files):
-        if not resolutions.places(lines, known.lines):
+    entries = resolutions.replacements(files)
+    for known in entries:
+        is_general = any({*known.parts} < {*other.parts} for other in entries)
+        if not is_general and not resolutions.places(lines, known.lines):
             yield f"{' + '.join(known.parts)} need this, and no place is found: {known.lines[0]}"
     if parts[0] not in FILES:
         old = source_of(BASES[parts[0]])
