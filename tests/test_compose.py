@@ -75,6 +75,7 @@ OPTIONS = {
     "elastic_ddp.py": "--global_batch_size 64",
     "recipes/own_disks.py": "--snapshot_path snapshot",  # in the folder of each node
     **dict.fromkeys(["gpt/moe.py", "gpt/expert_parallel.py"], "--n_experts 2 --top_k 1"),
+    "gpt/llama.py": "--n_head 4 --n_kv_head 2",
     "gpt/documents.py": f"{GPT_OPTIONS['gpt/documents.py']} --recompute",
     "gpt/chunked_loss.py": "--loss_chunks 4 --recompute",
 }

@@ -138,6 +138,15 @@ def stale_resolutions():
             yield f"{resolutions.PATH.name}: write anew what {files} become: they have changed"
 
 
+def merge_order(parts):
+    """Returns them after what they build on, where resolutions are written for that."""
+    files = {file for part in parts for file in ancestors(part)}
+    met = {file for known in resolutions.read() if {*known.parts} <= files for file in known.parts}
+    more = [file for part in parts for file in ancestors(part)[1:] if file in met]
+    order = dict.fromkeys([*more, *parts])
+    return sorted(order, key=lambda file: len({*ancestors(file)[1:]} & {*more}))
+
+
 def compose(parts, name):
     """Returns the lines of one script, `name`, that does what all of the parts do."""
     files = {file: read(file, name) for part in parts for file in ancestors(part)}
@@ -146,8 +155,8 @@ def compose(parts, name):
     docs = {file: doc for file, (doc, _, _) in files.items()}
     order = [lead, *(part for part in parts if part != lead)]
     doc = fold(order, docs, lambda part, old, ours, theirs: ours)
-    if parts[0] not in FILES:  # a script of one's own stays first
-        order = parts
+    # A script of one's own stays first.
+    order = merge_order(order) if parts[0] in FILES else parts
     code = fold(order, {file: code for file, (_, code, _) in files.items()}, mark)
     code = resolutions.replace(files, code)
     result = []

@@ -5,6 +5,7 @@ person has written for their place. If these serve several conflicts, they stand
 An entry without a second side is no conflict: where its files meet, its lines are replaced.
 """
 
+import functools
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +26,7 @@ class Resolution(NamedTuple):
     lines: list[str]
 
 
+@functools.cache
 def read():
     """Returns the resolutions, in the order of the file. A blank line ends each."""
     result, same = [], []
