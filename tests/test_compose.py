@@ -188,6 +188,8 @@ def train(shell, parts, script=None, setup="", stop=None, ranks=2):
     data = next((part for part in parts if part in (*TOKENS, *FINETUNE)), parts[0])
     files = dict.fromkeys(file for part in parts for file in reversed(ancestors(part)))
     options = " ".join(dict.fromkeys(OPTIONS.get(file, "") for file in files))
+    if "gpt/pipeline_parallel.py" in files:  # has micro-batches of its own
+        options = options.replace(OPTIONS["gpt/accumulate.py"], "")
     if series(data) == "gpt":
         folder = shell.folder / (data if data in (*TOKENS, *FINETUNE) else "text").replace("/", "_")
         if data not in FINETUNE:

@@ -97,9 +97,10 @@ def find_problems(lines, sides, base):
     for file, side in sides.items():
         for line, name in zip(side.splitlines(), functions_of(side), strict=False):
             places.setdefault((file, line), set()).add(name)
-    for number, ((line, file), name) in enumerate(zip(lines, functions_of(text), strict=True), 1):
+    functions = functions_of(text)
+    for number, ((line, file), name) in enumerate(zip(lines, functions, strict=True), 1):
         before = places.get((file, line), {name})
-        if line.strip() and name not in before:
+        if line.strip() and name not in before and before & {*functions}:  # else it is renamed
             yield f"line {number} was in {before.pop()}, and is in {name or 'none'}: {line.strip()}"
 
 
