@@ -155,6 +155,17 @@
     return all;
   }
 
+  // As in tools/compose/compose.py: parts come after what they build on, if that has resolutions.
+  function mergeOrder(parts) {
+    const all = parts.flatMap(ancestors);
+    const inAll = ({ parts }) => parts.every((part) => all.includes(part));
+    const met = resolutions.filter(inAll).flatMap((known) => known.parts);
+    const bases = parts.flatMap((part) => ancestors(part).slice(1));
+    const more = bases.filter((file) => met.includes(file));
+    const depth = (file) => ancestors(file).slice(1).filter((base) => more.includes(base)).length;
+    return [...new Set([...more, ...parts])].sort((a, b) => depth(a) - depth(b));
+  }
+
   // Returns the lines of the script, or null if the parts conflict.
   function compose(parts) {
     let fits = true;
@@ -172,7 +183,7 @@
     const leadFirst = [lead, ...parts.filter((part) => part !== lead)];
     const doc = fold(leadFirst, docOf, (part, ours) => ours);
     const resolve = (part, ours, theirs) => find(part, ours, theirs) ?? ((fits = false), ours);
-    const code = replace(parts.flatMap(ancestors), fold(leadFirst, codeOf, resolve));
+    const code = replace(parts.flatMap(ancestors), fold(mergeOrder(leadFirst), codeOf, resolve));
     const end = doc.pop();
     const command = (line) => {
       const all = [line, ...parts.flatMap((part) => more[part] ?? [])];
@@ -205,10 +216,11 @@
     const hint = ticked.length > 1 ? "These change the same lines." : "Tick two files or more.";
     caption.textContent = script?.length ? `${NAME}: ${script.length} lines` : hint;
     copy.disabled = save.disabled = !script?.length;
+    const contains = (part) => (file) => ancestors(file).includes(part);
     const rows = (script ?? []).map(({ text, part }) => {
       const html = lines[texts.indexOf(text)] ?? escape(text);
       const row = element("span", { className: "line", innerHTML: `${html}\n` });
-      if (part) row.classList.add(`part-${ticked.indexOf(part) % 6}`);
+      if (part) row.classList.add(`part-${ticked.findIndex(contains(part)) % 6}`);
       row.style.setProperty("--indent", `${text.search(/\S|$/)}ch`);
       return row;
     });
