@@ -4,6 +4,7 @@ Each brings what it changes in the nearest file that it and those before it buil
 """
 
 import ast
+import functools
 import itertools
 import json
 import re
@@ -11,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from functools import partial
 from pathlib import Path
 
 from tools.compose import names, resolutions
@@ -100,7 +100,7 @@ def fold(parts, lines, resolve):
     for part in parts[1:]:
         base = next(file for file in ancestors(part) if file in known)
         old = [(text, None) for text, _ in lines[base]]
-        result = merge(old, result, lines[part], partial(resolve, part))
+        result = merge(old, result, lines[part], functools.partial(resolve, part))
         known += ancestors(part)
     return result
 
@@ -118,24 +118,32 @@ def stages_of(part):
     return {*ancestors(part)} & {*STAGES}
 
 
+@functools.cache
+def meet(parts):
+    """Returns the lines of a merge in this order, and both sides of each of its conflicts."""
+    code = {file: split(file)[1] for part in parts for file in ancestors(part)}
+    met = []
+
+    def resolve(part, old, ours, theirs):
+        met.append([texts(ours), texts(theirs)])
+        return mark(part, old, ours, theirs)
+
+    return fold(parts, code, resolve), met
+
+
 def stale_resolutions():
-    """Yields a line on each resolution whose conflict is not met any more."""
+    """Yields a line on the files of each resolution whose conflict is not met any more."""
+    stale = []
     for known in resolutions.read():
-        code = {file: split(file)[1] for part in known.parts for file in ancestors(part)}
-        met = []
-
-        def resolve(part, old, ours, theirs, met=met):
-            met.append([texts(ours), texts(theirs)])
-            return mark(part, old, ours, theirs)
-
-        lines = fold(known.parts, code, resolve)
+        lines, met = meet(known.parts)
         if known.theirs is None:
             is_met = len(resolutions.places(lines, known.ours)) == 1
         else:
             is_met = [known.ours, known.theirs] in met
         if not is_met:
-            files = " + ".join(known.parts)
-            yield f"{resolutions.PATH.name}: write anew what {files} become: they have changed"
+            stale.append(" + ".join(known.parts))
+    for files in dict.fromkeys(stale):
+        yield f"{resolutions.PATH.name}: write anew what {files} become: they have changed"
 
 
 def merge_order(parts):
