@@ -87,8 +87,8 @@ class Trainer:
     def _run_batch(self, inputs, targets):
         self.optimizer.zero_grad()
         loss = torch.zeros((), device=self.device)  # of the batch
-        for start in range(0, len(inputs), self.args.batch_size):
-            end = start + self.args.batch_size
+        for start in range(0, len(inputs), self.args.micro_batch_size):
+            end = start + self.args.micro_batch_size
             micro_inputs = inputs[start:end]
             # DDP averages the gradients once, in the backward() of the last micro-batch.
             with self.model.no_sync() if end < len(inputs) else contextlib.nullcontext():
@@ -182,7 +182,7 @@ def parse_args():
     parser.add_argument("total_epochs", nargs="?", type=int, default=50)
     parser.add_argument("save_every", nargs="?", type=int, default=10, help="epochs per snapshot")
     parser.add_argument("--batch_size", type=int, default=32, help="per device")
-    parser.add_argument("--global_batch_size", type=int, default=256, help="of all ranks together")
+    parser.add_argument("--micro_batch_size", type=int, default=8, help="samples at a time")
     parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
     parser.add_argument("--snapshot_path", default="snapshot.pt")
     parser.add_argument("--seed", type=int, default=0)
@@ -191,6 +191,8 @@ def parse_args():
         parser.error("start this script with torchrun, as its first lines show")
     if min(args.total_epochs, args.save_every, args.batch_size) < 1 or args.num_workers < 0:
         parser.error("epochs and batch size must be 1 or more, --num_workers 0 or more")
+    if args.micro_batch_size < 1:
+        parser.error("--micro_batch_size must be 1 or more")
     if not args.snapshot_path or not os.access(os.path.dirname(args.snapshot_path) or ".", os.W_OK):
         parser.error(f"cannot write {args.snapshot_path}: create its folder, or set another path")
     return args
@@ -210,8 +212,6 @@ def main(args):
     else:
         device = torch.device("cpu")
         dist.init_process_group("gloo")
-    if args.global_batch_size < 1 or args.global_batch_size % dist.get_world_size():
-        sys.exit(f"--global_batch_size must be a multiple of {dist.get_world_size()} (world size)")
     torch.manual_seed(args.seed)
     dataset = ToyDataset(2048)
     model = ToyModel().to(device)
@@ -220,7 +220,7 @@ def main(args):
     sampler = DistributedSampler(dataset, seed=args.seed)
     train_loader = DataLoader(
         dataset,
-        args.global_batch_size // dist.get_world_size(),
+        args.batch_size,
         sampler=sampler,
         num_workers=args.num_workers,
         pin_memory=device.type == "cuda",

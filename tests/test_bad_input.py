@@ -90,7 +90,6 @@ ALLOWED = {  # values that are none of these mistakes
 }
 # What the number of ranks decides, or a connection or a file that main opens first of all.
 CHECKED_BY_MAIN = {
-    "recipes/gradient_accumulation.py": ["--global_batch_size"],
     "recipes/regroup.py": ["--coordinator"],
     "gpt/hsdp.py": ["--shard_size"],
     "gpt/documents.py": ["--end_token"],

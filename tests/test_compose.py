@@ -18,10 +18,12 @@ import pytest
 from helpers import (
     FORK,
     KILL,
+    LONG,
     NIGHTLY,
     PLAIN_SGD,
     SHORT_GPT,
     SIGNAL,
+    assert_trained,
     equal_snapshots,
     first,
     long,
@@ -73,12 +75,14 @@ OPTIONS = {
     "elastic_ddp.py": "--global_batch_size 64",
     "recipes/own_disks.py": "--snapshot_path snapshot",  # in the folder of each node
     **dict.fromkeys(["gpt/moe.py", "gpt/expert_parallel.py"], "--n_experts 2 --top_k 1"),
+    "gpt/llama.py": "--n_head 4 --n_kv_head 2",
     "gpt/documents.py": f"{GPT_OPTIONS['gpt/documents.py']} --recompute",
     "gpt/chunked_loss.py": "--loss_chunks 4 --recompute",
 }
 # These train to other weights than multinode.py, or gpt/pretrain.py; all others to the same.
 DECIDING = [
     "recipes/mixed_precision.py",
+    "recipes/gradient_accumulation.py",  # in bfloat16, where the size of a micro-batch shows
     "recipes/evaluate.py",
     "recipes/images.py",
     "recipes/stream.py",
@@ -184,6 +188,8 @@ def train(shell, parts, script=None, setup="", stop=None, ranks=2):
     data = next((part for part in parts if part in (*TOKENS, *FINETUNE)), parts[0])
     files = dict.fromkeys(file for part in parts for file in reversed(ancestors(part)))
     options = " ".join(dict.fromkeys(OPTIONS.get(file, "") for file in files))
+    if "gpt/pipeline_parallel.py" in files:  # has micro-batches of its own
+        options = options.replace(OPTIONS["gpt/accumulate.py"], "")
     if series(data) == "gpt":
         folder = shell.folder / (data if data in (*TOKENS, *FINETUNE) else "text").replace("/", "_")
         if data not in FINETUNE:
@@ -229,29 +235,29 @@ def prove(shell, pair):
     """Asserts that a composed script does what its parts do, each as it does so alone."""
     script, lines = write_composed(shell, pair)
     deciding = sorted({name for part in pair for name in decides(part)}, key=DECIDING.index)
-    reference = (
-        deciding[-1] if deciding else "gpt/pretrain.py" if series(pair[0]) else "multinode.py"
-    )
+    parts = deciding[-1:] or ["gpt/pretrain.py" if series(pair[0]) else "multinode.py"]
+    twin, ranks = None, 2
     setup = more = ""
-    if len(deciding) == 2 and deciding[0] == "recipes/mixed_precision.py":
+    if len(deciding) > 1 and deciding[0] == "recipes/mixed_precision.py":
         more = IN_BFLOAT16
+        parts = deciding[1:]
     elif len(deciding) == 2 and "gpt/local_sgd.py" in deciding:
         setup = EVERY_STEP  # then it trains as without it
-        reference = next(name for name in deciding if name != "gpt/local_sgd.py")
+        parts = [next(name for name in deciding if name != "gpt/local_sgd.py")]
     elif len(deciding) == 2 and "gpt/muon.py" in deciding:
-        reference = next(name for name in deciding if name != "gpt/muon.py")
+        parts = [next(name for name in deciding if name != "gpt/muon.py")]
         more = WITH_MUON
     straight = train(shell, pair, script, setup)
-    twin, ranks, parts = None, 2, [reference]
     if deciding == ["gpt/tokens.py", "gpt/moe.py"]:  # no file does both
         parts, ranks = deciding, 1
-        twin, _ = write_composed(shell, deciding)
+    if len(parts) > 1:
+        twin, _ = write_composed(shell, parts)
     expected = train(shell, parts, twin, setup + more, ranks=ranks).weights()
     weights = straight.weights()
     assert weights.keys() == expected.keys()
     diff = max_abs_diff([weights[name] for name in expected], expected.values())
-    print(f"{' + '.join(pair)} differs from {reference} by {diff:.1e}")
-    assert diff < (1e-12 if series(pair[0]) and reference not in FINETUNE else 1e-6)
+    print(f"{' + '.join(pair)} differs from {' + '.join(parts)} by {diff:.1e}")
+    assert diff < (1e-12 if series(pair[0]) and parts[0] not in FINETUNE else 1e-6)
     for part in pair:
         added = {line for line, source in lines if source == part}
         missing = added & train(shell, [part], setup=setup).lines - straight.lines
@@ -262,7 +268,8 @@ def prove(shell, pair):
     elif any("recipes/evaluate.py" in ancestors(part) for part in pair):
         stop["SIGNAL_AT"] = "evaluation"  # whose data workers must live on, too
     if "recipes/save_after_failure.py" in pair:
-        at = 512 if "recipes/stream.py" in pair else 448  # where the unbroken run saves, too
+        where = {"recipes/stream.py": 512, "recipes/evaluate.py": 576}
+        at = where.get(parts[-1], 448)  # where the unbroken run saves, too
         stop = {"SIGNAL": "9", "SIGNAL_AT": f"1 {at}", "SIGNAL_RANK": "0"}  # rank 1 saves
         setup += SAME_LOSS
     resumed = train(shell, pair, script, setup, stop)
@@ -323,18 +330,50 @@ def test_table_is_complete():
     assert read_pairs().keys() == {" + ".join(pair) for pair in CHOICES}
 
 
+MIXED_AND_ACCUMULATED = ("recipes/mixed_precision.py", "recipes/gradient_accumulation.py")
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     "parts",
     [
+        # The files of the pages' examples.
         ("preemptible.py", "recipes/mixed_precision.py", "recipes/evaluate.py"),
         ("gpt/documents.py", "gpt/chunked_loss.py", "gpt/hsdp.py"),
+        # Each two of them change the same lines.
+        ("elastic_ddp.py", *MIXED_AND_ACCUMULATED),
+        (*MIXED_AND_ACCUMULATED, "recipes/step_timeout.py"),
+        (*MIXED_AND_ACCUMULATED, "recipes/own_disks.py"),
+        ("elastic_ddp.py", *MIXED_AND_ACCUMULATED, "recipes/monitor.py"),
+        ("elastic_ddp.py", *MIXED_AND_ACCUMULATED, "recipes/evaluate.py"),
+        ("elastic_ddp.py", *MIXED_AND_ACCUMULATED, "recipes/fsdp.py"),
     ],
     ids=" + ".join,
 )
 def test_several(workshop, parts):
-    """The files of the pages' examples."""
     prove(workshop, parts)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    first(
+        1,
+        [
+            "recipes/mixed_precision.py recipes/gradient_accumulation.py",
+            "recipes/mixed_precision.py",
+            "recipes/gradient_accumulation.py",
+        ],
+        LONG,
+    ),
+)
+def test_uneven_shards(shell, parts):
+    """With elastic_ddp.py, each sample of a batch of 63 counts once, in micro-batches as well."""
+    in_float32 = "torch.autocast = lambda *arguments: script.contextlib.nullcontext()\n"
+    composed, _ = write_composed(shell, ["elastic_ddp.py", *parts.split()])
+    script = patch(shell.folder, composed, in_float32, "in_float32.py")
+    micro = "--micro_batch_size 8" if "accumulation" in parts else ""
+    shell.ranks(f"{script} 2 1 --global_batch_size 63 {micro}", 2).succeeds()
+    assert_trained(shell.folder / "snapshot.pt", 2, 63)
 
 
 def compose_in(folder, arguments):
@@ -398,11 +437,99 @@ def test_conflict(tmp_path):
     assert "\n" not in "".join(lines)
     (start,) = [n for n, line in enumerate(lines) if line.startswith("<<<<<<< ")]
     (end,) = [n for n, line in enumerate(lines) if line.startswith(">>>>>>> ")]
-    separator = lines.index("=======")
+    base, separator = lines.index("||||||| before"), lines.index("=======")
     assert lines[start].endswith("own.py") and lines[end].endswith("mixed_precision.py")
-    assert "\n".join(lines[start + 1 : separator]) in text and CLIP in lines[start:separator]
+    assert "\n".join(lines[start + 1 : base]) in text and CLIP in lines[start:base]
+    assert "\n".join(lines[base + 1 : separator]) in (ROOT / "multinode.py").read_text()
     recipe = (ROOT / "recipes" / "mixed_precision.py").read_text()
     assert "\n".join(lines[separator + 1 : end]) in recipe
+
+
+BATCH = "        self.total_loss += loss.detach() * len(inputs)\n"
+STATE = """            "optimizer": self.optimizer.state_dict(),\n"""
+SAVED = """        self._log(f"{trained} | loss {self.loss:.4g} | saved {path}")\n"""
+
+
+@pytest.mark.parametrize(
+    "files, old, new, problem",
+    [  # a copy of the first file, in which a reader has changed a line, and another file
+        (
+            "multinode.py preemptible.py",
+            BATCH,
+            f"{BATCH}        self.steps = 1\n",
+            "attribute Trainer.steps is of both: {own} and preemptible.py",
+        ),
+        (
+            "multinode.py recipes/tensorboard_logging.py",
+            BATCH,
+            f"{BATCH}\n    def _log_metrics(self):\n        print(self.loss)\n",
+            "method Trainer._log_metrics is of both: {own} and recipes/tensorboard_logging.py",
+        ),
+        (
+            "multinode.py elastic_ddp.py",
+            "    args = parser.parse_args()\n",
+            "    parser.add_argument('--timeout')\n    args = parser.parse_args()\n",
+            "argument --timeout is of both: {own} and elastic_ddp.py",
+        ),
+        (
+            "multinode.py elastic_ddp.py",
+            BATCH,
+            f"{BATCH}        print(self.args.batch_size)\n",
+            "args.batch_size is used, and no argument",
+        ),
+        (
+            "elastic_ddp.py recipes/save_after_failure.py",
+            '"epochs_run"',
+            '"epochs"',
+            "snapshot['epochs_run'] is read, and not saved",
+        ),
+        (
+            "elastic_ddp.py recipes/save_after_failure.py",
+            "local_rank",
+            "gpu",
+            "Undefined name `local_rank`",
+        ),
+        (
+            "multinode.py preemptible.py",
+            "        pin_memory=",
+            "        worker_init_fn=print,\n        pin_memory=",
+            ": keyword argument repeated: worker_init_fn: there the parts do not fit",
+        ),
+        (
+            "gpt/metrics.py gpt/dcp.py",
+            SAVED,
+            f"{SAVED}        print('saved')\n",
+            "behind a return, and never runs: print('saved')",
+        ),
+        (
+            "gpt/pretrain.py gpt/dcp.py",
+            STATE,
+            f'{STATE}            "second": self.second.state_dict(),\n',
+            "look at _save_snapshot of {own}, since gpt/dcp.py saves in another way: "
+            '"second": self.second.state_dict(),',
+        ),
+        (
+            "recipes/gradient_accumulation.py recipes/evaluate.py",
+            "    Trainer(model,",
+            "    # mine\n    Trainer(model,",
+            "",
+        ),
+    ],
+)
+def test_names(tmp_path, files, old, new, problem):
+    """What is no conflict of lines, but one of names or places, is told in a line each."""
+    base, part = files.split()
+    text = (ROOT / base).read_text()
+    assert old in text
+    own = tmp_path / "own.py"
+    own.write_text(text.replace(old, new))
+    result = compose_in(tmp_path, f"{own} {part} --base {base} -o {{folder}}/out.py")
+    if problem:
+        assert result.returncode == 1
+        assert problem.format(own=own) in result.stderr
+        assert all(line.startswith(f"{tmp_path}/out.py") for line in result.stderr.splitlines())
+    else:
+        assert (result.returncode, result.stderr) == (0, "")
 
 
 def indent(line):
@@ -507,6 +634,23 @@ def test_own_script(shell):
     assert max_abs_diff(weights.values(), expected.values()) < 1e-5
 
 
+@pytest.mark.parametrize("order", first(2, [*map("".join, itertools.permutations("012"))], LONG))
+def test_own_script_in_each_order(tmp_path, order):
+    """Three that change the same lines, taken one after another, have the lines of all at once."""
+    parts = ["elastic_ddp.py", *MIXED_AND_ACCUMULATED]
+    (tmp_path / "0.py").write_text(with_own_model((ROOT / "multinode.py").read_text()))
+    base = "multinode.py"
+    for n, part in enumerate(parts[int(index)] for index in order):
+        arguments = f"{{folder}}/{n}.py {part} --base {base} -o {{folder}}/{n + 1}.py"
+        result = compose_in(tmp_path, arguments)
+        assert result.returncode == 0, result.stderr
+        base = part if part in STAGES else base
+    composed = (tmp_path / "3.py").read_text()
+    expected = "\n".join(line for line, _ in compose(parts, "3.py"))
+    step = re.search(r"    def _run_batch.*?\n\n", expected, re.DOTALL)[0]
+    assert step in composed and OWN_MODEL in composed
+
+
 # What changes in multinode.py after a copy was made.
 SINCE = [
     (
@@ -543,6 +687,21 @@ def test_upgrade(copy, version):
     assert all(changed in upgraded for _, changed in SINCE)
 
 
+def test_upgrade_of_an_older_copy(copy):
+    """It is noticed that not the named version was copied, which has nothing to bring."""
+    own = with_own_model((copy / "multinode.py").read_text())
+    assert "nearer" not in upgrade(copy, "HEAD", own, ()).stdout
+    edit(copy / "multinode.py", *SINCE[1])
+    author = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
+    assert run("git", *author, "commit", "-qam", "changed", folder=copy).returncode == 0
+    (copy / "own_upgraded.py").unlink()
+    result = upgrade(copy, "HEAD", own, ())
+    first = run("git", "rev-list", "--max-parents=0", "--abbrev-commit", "HEAD", folder=copy).stdout
+    assert "multinode.py has 0 changed lines since HEAD" in result.stdout
+    nearer = "own.py is nearer to another version: is it a copy of multinode.py@"
+    assert f"{nearer}{first.strip()}?" in result.stdout
+
+
 def test_upgrade_in_conflict(copy):
     """Where both have changed a line, both texts stand in the script."""
     line = "torch.manual_seed(args.seed)"
@@ -551,5 +710,6 @@ def test_upgrade_in_conflict(copy):
     assert result.returncode == 1 and "_upgraded.py has conflicts, marked as git" in result.stderr
     upgraded = (copy / "own_upgraded.py").read_text()
     conflict = upgraded.partition("<<<<<<< ")[2].partition("\n>>>>>>> multinode.py\n")[0]
-    ours, theirs = conflict.split("\n=======\n")
+    ours, old, theirs = re.split(r"\n\|{7} before\n|\n=======\n", conflict)
+    assert line in old
     assert "manual_seed(1)" in ours and "manual_seed(2)" in theirs

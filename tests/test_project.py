@@ -106,6 +106,18 @@ def test_cascade_goes_round_a_conflict(copy):
     assert (copy / "gpt/schedule.py").read_text() == before
 
 
+def test_cascade_names_stale_resolutions(copy):
+    edit(copy / "recipes" / "evaluate.py", "would repeat some", "repeats some")
+    result = cascade(copy, "recipes/evaluate.py")
+    assert result.returncode == 1
+    stale = (
+        "recipes/evaluate.py + recipes/fsdp.py",
+        "recipes/save_after_failure.py + recipes/evaluate.py",
+    )
+    said = [line.partition("write anew what ")[2] for line in result.stderr.splitlines()]
+    assert sorted(said) == [f"{files} become: they have changed" for files in stale]
+
+
 @pytest.mark.parametrize("name", ["", "nosuch.py", "recipes/regroup.py"])
 def test_cascade_of_nothing(copy, name):
     result = cascade(copy, name)

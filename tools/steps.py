@@ -33,7 +33,7 @@ JOB_STEPS = [
 ]
 RECIPES = [
     Step("multinode.py", "recipes/mixed_precision.py", 18),
-    Step("multinode.py", "recipes/gradient_accumulation.py", 21),
+    Step("multinode.py", "recipes/gradient_accumulation.py", 19),
     Step("multinode.py", "recipes/evaluate.py", 42),
     Step("recipes/evaluate.py", "recipes/images.py", 63),
     Step("multinode.py", "recipes/tensorboard_logging.py", 17),

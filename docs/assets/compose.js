@@ -3,9 +3,9 @@
   const NAME = "my_training.py";
   const EXAMPLE = "preemptible.py,recipes/evaluate.py";
   // The HTML of each line that there is; of each file, the numbers of its lines, how many of them
-  // are its docstring, and what it builds on; and what tools/compose/pairs.json says.
+  // are its docstring, and what it builds on; and what the files in tools/compose/ say.
   const data = JSON.parse(document.getElementById("files").textContent);
-  const { lines, files, docs, bases, pairs } = data;
+  const { lines, files, docs, bases, pairs, resolutions } = data;
   const page = document.getElementById("compose");
   const [series, boxes] = [page.querySelector("select"), page.querySelector("fieldset")];
   const [caption, code] = [page.querySelector(".caption"), page.querySelector("code")];
@@ -88,11 +88,18 @@
     const [added, replaced] = edits(old, ours);
     const [theirAdded, theirReplaced] = edits(old, theirs);
     const result = [];
+    let conflict = [[], []];
+    const resolveConflict = () => {
+      if (conflict.flat().length) result.push(...resolve(...conflict));
+      conflict = [[], []];
+    };
     let depth = Infinity; // at most, of what is added next
     const add = (before, a, b) => {
       let all = settle(before, a, b);
       if (all?.length && !before.length && indents(all)[0] > depth) all = undefined;
-      result.push(...(all ?? resolve(a, b)));
+      if (!all) [a, b].forEach((side, n) => conflict[n].push(...side));
+      if (all?.length) resolveConflict();
+      result.push(...(all ?? []));
       const moved = all?.length && before.length && indents(before).at(-1) !== indents(all).at(-1);
       depth = moved ? indents(all).at(-1) : Infinity;
     };
@@ -106,6 +113,7 @@
       const b = version(old, start, end, theirAdded, theirReplaced);
       add(old.slice(start, end), a, b);
     }
+    resolveConflict();
     return result;
   }
 
@@ -115,10 +123,47 @@
     for (const part of parts.slice(1)) {
       const base = ancestors(part).find((file) => known.includes(file));
       const old = linesOf(base).map(({ text }) => ({ text }));
-      result = merge(old, result, linesOf(part), resolve);
+      result = merge(old, result, linesOf(part), (ours, theirs) => resolve(part, ours, theirs));
       known.push(...ancestors(part));
     }
     return result;
+  }
+
+  // These are of tools/compose/resolutions.py.
+  function withSources(all, part, ...sides) {
+    const sources = Object.fromEntries(sides.flat().map((line) => [line.text, line.part]));
+    return all.map((text) => ({ text, part: sources[text] ?? part }));
+  }
+
+  function find(part, ours, theirs) {
+    const are = (side, all) => String(side.map((line) => line.text)) === String(all);
+    const known = resolutions.find((one) => one.theirs &&
+      ((are(ours, one.ours) && are(theirs, one.theirs)) ||
+        (are(ours, one.theirs) && are(theirs, one.ours))));
+    return known && withSources(known.lines, part, ours, theirs);
+  }
+
+  function replace(names, all) {
+    for (const { parts, ours, theirs, lines } of resolutions) {
+      if (theirs || !parts.every((part) => names.includes(part))) continue;
+      const fits = (_, n) => ours.every((text, i) => text === all[n + i]?.text);
+      const start = all.findIndex(fits);
+      if (start < 0) continue;
+      const old = all.slice(start, start + ours.length);
+      all = all.toSpliced(start, ours.length, ...withSources(lines, parts.at(-1), old));
+    }
+    return all;
+  }
+
+  // As in tools/compose/compose.py: parts come after what they build on, if that has resolutions.
+  function mergeOrder(parts) {
+    const all = parts.flatMap(ancestors);
+    const inAll = ({ parts }) => parts.every((part) => all.includes(part));
+    const met = resolutions.filter(inAll).flatMap((known) => known.parts);
+    const bases = parts.flatMap((part) => ancestors(part).slice(1));
+    const more = bases.filter((file) => met.includes(file));
+    const depth = (file) => ancestors(file).slice(1).filter((base) => more.includes(base)).length;
+    return [...new Set([...more, ...parts])].sort((a, b) => depth(a) - depth(b));
   }
 
   // Returns the lines of the script, or null if the parts conflict.
@@ -133,10 +178,12 @@
         if (after) more[file] = { text: `        ${after.trim()}`, part: file };
         return after === undefined ? line : { ...line, text: `${before}${NAME} 50 10` };
       });
-    const code = fold(parts, codeOf, (ours) => ((fits = false), ours));
     const stages = (part) => ancestors(part).filter((file) => !file.includes("/")).length;
     const lead = parts.reduce((a, b) => (stages(b) > stages(a) ? b : a));
-    const doc = fold([lead, ...parts.filter((part) => part !== lead)], docOf, (ours) => ours);
+    const leadFirst = [lead, ...parts.filter((part) => part !== lead)];
+    const doc = fold(leadFirst, docOf, (part, ours) => ours);
+    const resolve = (part, ours, theirs) => find(part, ours, theirs) ?? ((fits = false), ours);
+    const code = replace(parts.flatMap(ancestors), fold(mergeOrder(leadFirst), codeOf, resolve));
     const end = doc.pop();
     const command = (line) => {
       const all = [line, ...parts.flatMap((part) => more[part] ?? [])];
@@ -169,10 +216,11 @@
     const hint = ticked.length > 1 ? "These change the same lines." : "Tick two files or more.";
     caption.textContent = script?.length ? `${NAME}: ${script.length} lines` : hint;
     copy.disabled = save.disabled = !script?.length;
+    const contains = (part) => (file) => ancestors(file).includes(part);
     const rows = (script ?? []).map(({ text, part }) => {
       const html = lines[texts.indexOf(text)] ?? escape(text);
       const row = element("span", { className: "line", innerHTML: `${html}\n` });
-      if (part) row.classList.add(`part-${ticked.indexOf(part) % 6}`);
+      if (part) row.classList.add(`part-${ticked.findIndex(contains(part)) % 6}`);
       row.style.setProperty("--indent", `${text.search(/\S|$/)}ch`);
       return row;
     });

@@ -3,12 +3,13 @@
 A three-way merge for each file of the chain, as tools.compose merges: its text, and the file above
 it as committed and as edited. Lines that both add at one place are all kept. A conflict is left in
 the file, marked as git marks it, and the chain stops there; the files that do not build on that one
-get the edit.
+get the edit. If none is left, it names the recorded resolutions that the edit has made stale.
 """
 
 import subprocess
 import sys
 
+from tools.compose.compose import stale_resolutions
 from tools.compose.merge import merge as merge_lines
 from tools.steps import ALL, ROOT, STEPS, sizes
 
@@ -26,9 +27,10 @@ def merge(base, file):
     texts = [committed.stdout, (ROOT / file).read_text(), (ROOT / base).read_text()]
     old, ours, theirs = ([(line, None) for line in text.split("\n")] for text in texts)
 
-    def mark(ours, theirs):
+    def mark(old, ours, theirs):
         start, end = (f"<<<<<<< {file}", None), (f">>>>>>> {base} as edited", None)
-        return [start, *ours, ("=======", None), *theirs, end]
+        before = (f"||||||| {base} as committed", None)
+        return [start, *ours, before, *old, ("=======", None), *theirs, end]
 
     merged = merge_lines(old, ours, theirs, mark)
     (ROOT / file).write_text("\n".join(line for line, _ in merged))
@@ -61,7 +63,7 @@ def main():
     if has_conflict(sys.argv[1]):
         sys.exit(f"cascade: {sys.argv[1]} has conflict marks: resolve them first")
     print("before:", *sizes(), sep="\n  ")
-    problems = cascade(sys.argv[1])
+    problems = cascade(sys.argv[1]) or [*stale_resolutions()]
     print("after:", *sizes(), sep="\n  ")
     if problems:
         sys.exit("\n".join(f"cascade: {problem}" for problem in problems))

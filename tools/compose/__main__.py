@@ -5,7 +5,6 @@ Each brings what it changes in the nearest file that it and those before it buil
 """
 
 import argparse
-import ast
 import sys
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from tools.compose.compose import (
     check_choice,
     compose,
     fail,
+    find_problems,
     judge,
     name_of,
     pairs,
@@ -39,10 +39,16 @@ def write_script(args, lines, source):
     if conflicts:
         sys.exit(f"{args.output} has conflicts, marked as git marks them, in lines: {conflicts}")
     try:
-        ast.parse(text)
+        compile(text, args.output, "exec")  # ast.parse takes a keyword argument twice
     except SyntaxError as error:
         sys.exit(f"{args.output}, line {error.lineno}: {error.msg}: there the parts do not fit")
     return len(lines)
+
+
+def tell_problems(args, parts, lines):
+    """Ends with a line on each, if there are any."""
+    if problems := [*find_problems(parts, lines)]:
+        sys.exit("\n".join(f"{args.output}: {problem}" for problem in problems))
 
 
 def check_files(args, own, parts):
@@ -82,8 +88,10 @@ def main():
         if parts or "@" not in (old or "") or args.check:
             fail("--upgrade takes one script of yours, and --base multinode.py@VERSION")
         args.output = args.output or args.parts[0].with_stem(f"{args.parts[0].stem}_upgraded")
-        count = write_script(args, upgrade(own, args.base, old), own)
+        lines = upgrade(own, args.base, old)
+        count = write_script(args, lines, own)
         print(f"{args.output}: {count} lines, of {own} and {args.base}")
+        tell_problems(args, [own, args.base], lines)
         return
     if args.base:
         BASES[own] = args.base
@@ -98,10 +106,12 @@ def main():
         fail(f"the judge of make check knows no {unknown[0]}: leave out --check")
     if not args.output:
         fail("name the script to write: -o my_training.py")
-    count = write_script(args, compose(parts, str(args.output)), parts[0])
+    lines = compose(parts, str(args.output))
+    count = write_script(args, lines, parts[0])
     print(f"{args.output}: {count} lines, of {', '.join(parts)}")
     for (part, other), known in pairs(parts).items():
         print(f"  {known or 'not tried'}: {part} + {other}")
+    tell_problems(args, parts, lines)
     if args.check and judge(parts, args.output):
         sys.exit(1)
 

@@ -4,16 +4,18 @@ Each brings what it changes in the nearest file that it and those before it buil
 """
 
 import ast
+import functools
 import itertools
 import json
 import re
 import subprocess
 import sys
 import tempfile
-from functools import partial
+from collections import Counter
 from pathlib import Path
 
-from tools.compose.merge import diff, merge
+from tools.compose import names, resolutions
+from tools.compose.merge import diff, merge, texts
 from tools.judge import stages
 from tools.steps import ALL, ROOT, STAGES
 
@@ -62,10 +64,14 @@ def pairs(parts):
     }
 
 
+def source_of(file):
+    return OLD.get(file) or (ROOT / file).read_text()
+
+
 def split(file):
     """Returns the lines of a file's docstring, and of its code."""
     try:
-        text = OLD.get(file) or (ROOT / file).read_text()
+        text = source_of(file)
         tree = ast.parse(text, file)
     except (SyntaxError, ValueError) as error:  # or no text
         fail(f"cannot read {file}: {error}")
@@ -94,27 +100,73 @@ def fold(parts, lines, resolve):
     for part in parts[1:]:
         base = next(file for file in ancestors(part) if file in known)
         old = [(text, None) for text, _ in lines[base]]
-        result = merge(old, result, lines[part], partial(resolve, part))
+        result = merge(old, result, lines[part], functools.partial(resolve, part))
         known += ancestors(part)
     return result
 
 
-def mark(part, ours, theirs):
-    """Returns both sides of a conflict as git shows them."""
-    names = " and ".join(dict.fromkeys(name for _, name in ours if name)) or "the others"
-    marks = [(f"<<<<<<< {names}", None), ("=======", None), (f">>>>>>> {part}", None)]
-    return [marks[0], *ours, marks[1], *theirs, marks[2]]
+def mark(part, old, ours, theirs):
+    """Returns how a conflict was resolved, or its sides and what both replace, as git's diff3."""
+    if (known := resolutions.find(part, ours, theirs)) is not None:
+        return known
+    first = " and ".join(dict.fromkeys(name for _, name in ours if name)) or "the others"
+    start, base, middle = (f"<<<<<<< {first}", None), ("||||||| before", None), ("=======", None)
+    return [start, *ours, base, *old, middle, *theirs, (f">>>>>>> {part}", None)]
+
+
+def stages_of(part):
+    return {*ancestors(part)} & {*STAGES}
+
+
+@functools.cache
+def meet(parts):
+    """Returns the lines of a merge in this order, and both sides of each of its conflicts."""
+    code = {file: split(file)[1] for part in parts for file in ancestors(part)}
+    met = []
+
+    def resolve(part, old, ours, theirs):
+        met.append([texts(ours), texts(theirs)])
+        return mark(part, old, ours, theirs)
+
+    return fold(parts, code, resolve), met
+
+
+def stale_resolutions():
+    """Yields a line on the files of each resolution whose conflict is not met any more."""
+    stale = []
+    for known in resolutions.read():
+        lines, met = meet(known.parts)
+        if known.theirs is None:
+            is_met = len(resolutions.places(lines, known.ours)) == 1
+        else:
+            is_met = [known.ours, known.theirs] in met
+        if not is_met:
+            stale.append(" + ".join(known.parts))
+    for files in dict.fromkeys(stale):
+        yield f"{resolutions.PATH.name}: write anew what {files} become: they have changed"
+
+
+def merge_order(parts):
+    """Returns them after what they build on, where resolutions are written for that."""
+    files = {file for part in parts for file in ancestors(part)}
+    met = {file for known in resolutions.read() if {*known.parts} <= files for file in known.parts}
+    more = [file for part in parts for file in ancestors(part)[1:] if file in met]
+    order = dict.fromkeys([*more, *parts])
+    return sorted(order, key=lambda file: len({*ancestors(file)[1:]} & {*more}))
 
 
 def compose(parts, name):
     """Returns the lines of one script, `name`, that does what all of the parts do."""
     files = {file: read(file, name) for part in parts for file in ancestors(part)}
-    code = fold(parts, {file: code for file, (_, code, _) in files.items()}, mark)
     # Of the docstrings that differ, that of the part with most stages: it says how ranks start.
-    lead = max(parts, key=lambda part: len({*ancestors(part)} & {*STAGES}))
+    lead = max(parts, key=lambda part: len(stages_of(part)))
     docs = {file: doc for file, (doc, _, _) in files.items()}
     order = [lead, *(part for part in parts if part != lead)]
-    doc = fold(order, docs, lambda part, ours, theirs: ours)
+    doc = fold(order, docs, lambda part, old, ours, theirs: ours)
+    # A script of one's own stays first.
+    order = merge_order(order) if parts[0] in FILES else parts
+    code = fold(order, {file: code for file, (_, code, _) in files.items()}, mark)
+    code = resolutions.replace(files, code)
     result = []
     for line in doc[:-1]:
         lines = [line]
@@ -125,6 +177,25 @@ def compose(parts, name):
         result += [("Composed of:", None)] if "Composed of:" not in dict(result) else []
         result += [(f"    {part}", part) for part in parts]
     return result + doc[-1:] + code
+
+
+def find_problems(parts, lines):
+    """Yields a line on what is no conflict of lines, in a script of these parts."""
+    base = next(f for f in ancestors(parts[0]) if all(f in ancestors(part) for part in parts))
+    sources = {part: source_of(part) for part in parts}
+    yield from names.find_problems(lines, sources, source_of(base))
+    files = [file for part in parts for file in ancestors(part)]
+    entries = resolutions.replacements(files)
+    for known in entries:
+        is_general = any({*known.parts} < {*other.parts} for other in entries)
+        if not is_general and not resolutions.places(lines, known.lines):
+            yield f"{' + '.join(known.parts)} need this, and no place is found: {known.lines[0]}"
+    if parts[0] not in FILES:
+        old = source_of(BASES[parts[0]])
+        saving = [line for line in old.splitlines() if "state_dict(" in line]
+        for part in parts[1:]:
+            if not {*saving} <= {*sources[part].splitlines()}:
+                yield from names.lines_to_look_at(parts[0], sources[parts[0]], old, part)
 
 
 def git(*arguments):
@@ -148,6 +219,20 @@ def read_old(name):
     return text or fail(f"--base {name}: there was no {file} then")
 
 
+def nearest_version(own, base, old):
+    """Returns the version of a file from which fewest lines of one's own differ: mostly `old`."""
+    lines = Counter(source_of(own).splitlines())
+
+    def distance(version):
+        file, _, revision = version.partition("@")
+        text = OLD.get(version) or git("show", f"{revision}:{file}")
+        other = Counter(text.splitlines())
+        return (lines - other).total() + (other - lines).total()
+
+    revisions = git("log", "--format=%h", "--", base).split()
+    return min([old, *(f"{base}@{revision}" for revision in revisions)], key=distance)
+
+
 def upgrade(own, base, old):
     """Returns the lines of one's own script, with what has changed in its base since `old`."""
     BASES.update(dict.fromkeys((own, base), old))
@@ -158,7 +243,10 @@ def upgrade(own, base, old):
         docs[file] = [(line, file) for line in doc]
     changed = sum(sign != " " for sign, _ in diff(code[old], code[base]))
     print(f"{base} has {changed} changed lines since {old.partition('@')[2]}")
-    doc = fold([own, base], docs, lambda part, ours, theirs: ours)
+    nearest = nearest_version(own, base, old)
+    if nearest != old:
+        print(f"{own} is nearer to another version: is it a copy of {nearest}?")
+    doc = fold([own, base], docs, lambda part, old, ours, theirs: ours)
     return doc + fold([own, base], code, mark)
 
 

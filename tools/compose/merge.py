@@ -123,7 +123,7 @@ def settle(old, ours, theirs):
 
 
 def merge(old, ours, theirs, resolve):
-    """Returns `old` with the edits of both; where they conflict, what `resolve(ours, theirs)` says.
+    """Returns `old` with the edits of both; where they conflict, what `resolve` says of the three.
 
     A conflict is another text of both in the place of the same lines. Among them is what one side
     adds between lines that the other replaces as a whole, or at the end of a block that the other
@@ -131,7 +131,7 @@ def merge(old, ours, theirs, resolve):
     """
     our_added, our_replaced = edits(old, ours)
     their_added, their_replaced = edits(old, theirs)
-    result, conflict = [], ([], [])
+    result, conflict = [], ([], [], [])
     start, depth = 0, math.inf  # at most, of what is added next
     while start <= len(old):
         i, end = start, start + 1
@@ -151,11 +151,11 @@ def merge(old, ours, theirs, resolve):
             if lines and not before and indents(lines)[0] > depth:
                 lines = None
             if lines is None:
-                conflict[0].extend(a)
-                conflict[1].extend(b)
+                for side, more in zip(conflict, (before, a, b), strict=True):
+                    side.extend(more)
             elif lines:
                 result += [*(resolve(*conflict) if any(conflict) else []), *lines]
-                conflict = ([], [])
+                conflict = ([], [], [])
         moved = lines and indents(old[start:end])[-1] != indents(lines)[-1]
         depth = indents(lines)[-1] if moved else math.inf
         start = end

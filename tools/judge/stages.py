@@ -66,7 +66,7 @@ STAGES = {
     "preemptible": MULTINODE._replace(checks=f"{SIGNALS} disks"),
     "elastic_ddp": Stage(f"{SIGNALS} newest node", ELASTIC, "--global_batch_size 89", batch=89),
     "recipes/gradient_accumulation": MULTINODE._replace(
-        options="--batch_size 8 --global_batch_size 48"
+        options="--batch_size 24 --micro_batch_size 8"
     ),
     "recipes/mixed_precision": MULTINODE._replace(max_diff=0.02),
     "recipes/profiler": MULTINODE,

@@ -2,7 +2,8 @@
 
 Also, that no diff is typed by hand, there or in README, and that no page takes long to read, nor
 the stages' pages together; what unfolds there, hints and answers, is an exercise and counts for its
-page only. Prints how many units there are, or what is wrong and where, and then ends with status 1.
+page only. Nor may a resolution of tools.compose be stale. Prints how many units there are, or what
+is wrong and where, and then ends with status 1.
 """
 
 import argparse
@@ -12,6 +13,7 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
+from tools.compose.compose import stale_resolutions
 from tools.pages.fences import DOCUMENTED, changed_units
 from tools.steps import ROOT, STAGES
 
@@ -108,7 +110,7 @@ def check(docs):
         found, prose[str(page.relative_to(docs))], wrong = check_page(page)
         blocks += found
         problems += wrong
-    problems += check_blocks(blocks)
+    problems += [*check_blocks(blocks), *stale_resolutions()]
     readme = docs.parent / "README.md"
     problems += typed_diffs(readme.name, readme.read_text())
     pages = [prose[f"{Path(stage).stem}.md"] for stage in STAGES]

@@ -5,6 +5,7 @@ import json
 import math
 from html import escape
 
+from tools.compose import resolutions
 from tools.compose.compose import BASES, read_pairs
 from tools.formulas import calculator, memory, scaling
 from tools.pages.diffs import format_code, highlight_lines
@@ -47,6 +48,7 @@ def format_composition():
         docs=docs,
         bases=BASES,
         pairs=read_pairs(),
+        resolutions=[known._asdict() for known in resolutions.read()],
     )
     return (
         '<div id="compose" data-search-exclude hidden>'

@@ -1,0 +1,75 @@
+"""Recorded resolutions of conflicts, as git's rerere keeps them. docs/assets/compose.js has them.
+
+resolutions.txt has both sides of a conflict, as git marks them, and below them the lines that a
+person has written for their place. If these serve several conflicts, they stand below the last one.
+An entry without a second side is no conflict: where its files meet, its lines are replaced.
+"""
+
+import functools
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from tools.compose.merge import texts
+
+PATH = Path(__file__).with_name("resolutions.txt")
+ENTRY = re.compile(
+    r"^<<<<<<< (.+)\n((?:.*\n)*?)(?:=======\n((?:.*\n)*?))?>>>>>>>(.*)\n((?:(?!<<<<<<< ).*\n)*)",
+    re.MULTILINE,
+)
+
+
+class Resolution(NamedTuple):
+    parts: tuple[str, ...]  # a choice of files in which it is met, in the order of their merge
+    ours: list[str]
+    theirs: list[str] | None  # None if `ours` is replaced
+    lines: list[str]
+
+
+@functools.cache
+def read():
+    """Returns the resolutions, in the order of the file. A blank line ends each."""
+    result, same = [], []
+    for first, ours, theirs, second, text in ENTRY.findall(PATH.read_text().rstrip() + "\n\n"):
+        parts = f"{first} + {second.strip()}".removesuffix(" + ").split(" + ")
+        same.append((tuple(parts), ours.splitlines(), theirs.splitlines() if second else None))
+        if text:
+            result += [Resolution(*entry, text.splitlines()[:-1]) for entry in same]
+            same = []
+    return result
+
+
+def with_sources(lines, part, *sides):
+    """Returns lines, each with the file from which a side has it, by default `part`."""
+    sources = {text: source for side in sides for text, source in side}
+    return [(text, sources.get(text) or part) for text in lines]
+
+
+def find(part, ours, theirs):
+    """Returns the lines that were written for this conflict, or None."""
+    sides = [texts(ours), texts(theirs)]
+    for known in read():
+        if [known.ours, known.theirs] in (sides, sides[::-1]):
+            return with_sources(known.lines, part, ours, theirs)
+    return None
+
+
+def places(lines, wanted):
+    """Returns where these texts begin among the lines."""
+    all_texts = texts(lines)
+    return [i for i in range(len(lines)) if all_texts[i : i + len(wanted)] == wanted]
+
+
+def replacements(files):
+    """Returns the entries without a second side whose files are all among these."""
+    return [known for known in read() if known.theirs is None and {*known.parts} <= {*files}]
+
+
+def replace(files, lines):
+    """Returns the lines with what is to be replaced where these files meet."""
+    for known in replacements(files):
+        for start in places(lines, known.ours)[:1]:
+            end = start + len(known.ours)
+            new = with_sources(known.lines, known.parts[-1], lines[start:end])
+            lines = [*lines[:start], *new, *lines[end:]]
+    return lines
