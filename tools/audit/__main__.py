@@ -28,7 +28,7 @@ def grouped(findings):
         places = dict.fromkeys(other.place for other in others if other.place != first.place)
         file = first.place.rpartition(":")[0]
         lines = [place.removeprefix(f"{file}:").rpartition("/")[2] for place in places]
-        also = f" (also in line {', '.join(lines)})" if places else ""
+        also = f" (also at {', '.join(lines)})" if places else ""
         more = f" (and {len(others)} more of this kind)" if others and not places else ""
         yield first._replace(text=f"{first.text}{also}{more}")
 

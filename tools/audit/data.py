@@ -44,7 +44,8 @@ def shares_of_epoch(shares):
         yield unseen("whether each sample comes to one rank: some have the same content")
         return
     several = sum(map(len, hashed)) - len(set.union(*hashed))
-    disjoint = all(indices) and sum(map(len, indices)) == len(set.union(*indices))
+    repeated = sum(map(len, indices)) - len(set.union(*indices))  # by a sampler, in the last batch
+    disjoint = all(indices) and repeated < len(shares)
     missing = first["size"] - len(set.union(*indices))
     if all(h == hashed[0] for h in hashed):
         text = f"each rank trains on all {len(hashed[0])} samples of an epoch"

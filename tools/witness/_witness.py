@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import get_worker_info
+from torch.utils.data._utils import signal_handling
 
 TOOLS = str(Path(__file__).parents[1])
 STANDARD_LIBRARY = os.path.dirname(os.__file__)
@@ -72,6 +73,9 @@ def held(subject, function):
         try:
             return function(*args, **options)
         except Exception as error:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            if frame.filename == signal_handling.__file__:  # the death of a data worker comes here
+                raise
             note_failure(subject, error)
             return None
         finally:
