@@ -250,10 +250,14 @@ torch.optim.SGD = lambda parameters, lr, **options: SGD(parameters, 1e-4, **opti
 """
 
 
-@pytest.mark.parametrize("name", ["masked_loss", *long("summed_loss", "contrastive_loss")])
+DICE = "(lambda outputs, targets: dice_loss(outputs.sigmoid(), targets.sigmoid()))"
+
+
+@pytest.mark.parametrize("name", ["masked_loss", *long("summed_loss", "contrastive_loss", DICE)])
 def test_losses_that_are_no_plain_mean(shell, name):
     """With the page's lines, two ranks train as one with all the samples."""
-    setup = LOSSES.format(functions=snippet("your_project.md", name, "python"), name=name)
+    functions = snippet("your_project.md", "def masked_loss", "python")
+    setup = LOSSES.format(functions=functions, name=name)
     start(shell, "multinode.py", "2", setup).succeeds()
     start(shell, "multinode.py", "2 --batch_size 64 --snapshot_path one.pt", setup, 1).succeeds()
     weights = [load(shell.folder / file)["model"].values() for file in ("snapshot.pt", "one.pt")]

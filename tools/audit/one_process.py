@@ -7,10 +7,12 @@ from tools.audit.training import LOSSES
 
 def gradient(facts):
     """Whether a gradient is that of one process."""
-    if not facts.replicas or facts.args.no_kill or facts.outside:
+    if not facts.replicas:
         return
+    # A late step, since at the start a wrong mean may be near the right one.
     counts = [{len(step["samples"]) for step in ranks} for ranks in facts.steps]
-    number = next((n for n, sizes in enumerate(counts) if len(sizes) > 1), 0)
+    uneven = [n for n, sizes in enumerate(counts) if len(sizes) > 1]
+    number = (uneven or [len(counts) - 1])[-1]
     why = why_not(facts, facts.steps[number])
     if not why:
         whole = facts.whole_run(keep=str(number))
@@ -28,6 +30,8 @@ def gradient(facts):
 
 def why_not(facts, ranks):
     """Says why a step cannot be compared with that of one process, if so."""
+    if facts.args.no_kill or facts.outside:
+        return "it is run once only"
     if any("parameter" in kind for kind, *_ in facts.run.differences()):
         return "its parameters have another order there"
     if not facts.events("iterator"):

@@ -185,7 +185,7 @@ def stop(facts, at):
         loader = next((event for event in stopped.events if "iterator" in event), None)
         yield wrong(loader, text, f"{page}#data-workers")
     elif saved and len(stopped.steps[0]) < total:
-        yield ok(f"SIGTERM in step {at + 1}: it saves after {saved[0]}, and ends")
+        yield ok(f"SIGTERM in step {at + 1}: it saves after {saved[-1]}, and ends")
     elif stopped.steps and len(stopped.steps[0]) == total:
         yield unseen("whether it saves at SIGTERM: it ends before it may look")
     else:

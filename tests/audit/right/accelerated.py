@@ -32,6 +32,7 @@ for epoch in range(done, 4):
     mean = accelerator.reduce(total, "mean").item() / len(loader)
     accelerator.print(f"epoch {epoch}: loss {mean:.5f}")
     accelerator.save_state("saving")
+    accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         os.rename("saving", f"epoch_{epoch}")
     accelerator.wait_for_everyone()
