@@ -232,6 +232,41 @@ def test_ways_to_start(tmp_path, start):
         assert [name for _, name, *_ in events].count("DDP: all-reduce 4 gradients") == 3
 
 
+ON_GPUS = """
+import os
+import torch
+from torch.utils.data import DataLoader, IterableDataset, Subset
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield from torch.ones(4, 3)
+
+def train(loader):
+    model = torch.nn.Linear(3, 1).to(device)
+    model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[device])
+    for inputs in loader:
+        model(inputs.to(device)).sum().backward()
+
+device = int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(device)
+torch.distributed.init_process_group("nccl", device_id=torch.device("cuda", device))
+train(DataLoader(Subset(torch.ones(9, 3), [7, 8]), 2))
+train(DataLoader(Stream(), 2))
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.long
+def test_script_for_gpus_alone(tmp_path):
+    """Samples have the numbers that the data set gives them; those of a stream have none."""
+    (tmp_path / "own.py").write_text(ON_GPUS)
+    assert watch(tmp_path, tmp_path / "own.py").startswith("The run has ended.")
+    page = (tmp_path / "page.html").read_text()
+    recording = json.loads(re.search('json">(.*?)</script>', page)[1])["files"]["own.py"]
+    for events in recording["attempts"][0]:
+        assert [e[2]["samples"] for e in events if "samples" in e[2]] == ["7 8"]
+
+
 @pytest.mark.nightly
 @pytest.mark.long
 def test_recording_always_ends(tmp_path, monkeypatch):

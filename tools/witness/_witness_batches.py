@@ -92,7 +92,7 @@ def description(iterator):
         "size": len(dataset) if hasattr(dataset, "__len__") else 0,
         "shuffle": shuffle,
         "shares": shares,
-        "own_order": iterator.own_order or (shuffle and is_own(sampler, DistributedSampler)),
+        "own_order": getattr(iterator, "own_order", False) or (shuffle and is_own(sampler, DistributedSampler)),
         **(look_into(dataset) if alone else {"inputs": "", "targets": ""}),
     }
 
@@ -151,11 +151,13 @@ def follow_random_numbers(fetcher):
 
     def note_before(self, indices):
         seeded.clear()
+        before.clear()
         before.update(random_states(self.dataset))
 
     def note_after(batch, self, indices):
         after = random_states(self.dataset)
-        drawn = [name for name in after if before[name] != after[name] and name not in seeded]
+        known = [name for name in after if name in before and name not in seeded]
+        drawn = [name for name in known if before[name] != after[name]]
         with witness.original["open"](
             witness.folder() / f"{witness.get_rank()}.drawn", "a"
         ) as file:

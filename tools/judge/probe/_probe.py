@@ -60,8 +60,7 @@ def send_signal():
     os.killpg(os.getpgrp(), signum)  # its data workers, too
 
 
-def note_loader(self, loader):
-    original["iterator"](self, loader)
+def note_loader(result, self, loader):
     write(place=witness.place(), **witness_batches.description(self))
 
 
@@ -132,8 +131,7 @@ def late(name):
 def install():
     witness.install()
     witness_order.install()
-    iterator = dataloader._BaseDataLoaderIter
-    original["iterator"], iterator.__init__ = iterator.__init__, note_loader
+    witness.observe("data", dataloader._BaseDataLoaderIter, "__init__", after=note_loader)
     register_module_forward_pre_hook(note_gathered)
     witness.details.append(note_progress)
     witness.after_step.append(send_signal)
