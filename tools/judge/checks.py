@@ -109,7 +109,13 @@ class Judge:
         nodes = ["."] if starts_its_ranks else nodes or ["."] * self.stage.processes
         nodes = [self.folder / node for node in nodes]
         jobs = [self.shell.ranks_on(nodes, f"{script} {options}", **variables)]
-        return Run(jobs, folder, self.file)
+        return self.watch(jobs, folder)
+
+    def watch(self, jobs, folder):
+        run = Run(jobs, folder, self.file)
+        if run.failures:
+            raise WrongError(f"This check itself fails, in {run.failures[0][1]}: please report it.")
+        return run
 
     def launch(self, commands, options, variables, folder):
         port = free_port()
@@ -117,7 +123,7 @@ class Judge:
             self.shell.start(f"{command.format(port=port)} {options}", **variables)
             for command in commands
         ]
-        return Run(jobs, folder, self.file)
+        return self.watch(jobs, folder)
 
     @functools.cached_property
     def straight(self):

@@ -92,7 +92,8 @@ def description(iterator):
         "size": len(dataset) if hasattr(dataset, "__len__") else 0,
         "shuffle": shuffle,
         "shares": shares,
-        "own_order": getattr(iterator, "own_order", False) or (shuffle and is_own(sampler, DistributedSampler)),
+        "own_order": getattr(iterator, "own_order", False)
+        or (shuffle and is_own(sampler, DistributedSampler)),
         **(look_into(dataset) if alone else {"inputs": "", "targets": ""}),
     }
 
