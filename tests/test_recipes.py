@@ -474,7 +474,7 @@ def kill(self):
         ("preemptible.py", "_run_batch", "--save_every_steps 16"),
         ("preemptible.py", "_run_epoch", "--save_every_steps 16"),
         ("recipes/evaluate.py", "_evaluate", ""),
-        ("recipes/images.py", "_evaluate", ""),
+        pytest.param("recipes/images.py", "_evaluate", "", marks=pytest.mark.long),
     ],
 )
 def test_a_schedule_is_saved_after_its_step(shell, name, method, options):

@@ -43,6 +43,9 @@ for (const player of document.querySelectorAll(".watch")) {
           const failed = at.map((position, rank) => position + 1 < ranks[rank].length);
           result.at(-1).stuck = !failed.includes(true) && (end === "hangs" || !events.includes(undefined));
           if (!failed.includes(true)) break;
+          // A rank that sends may go on for some lines, though nobody receives: there the run fails.
+          const last = end === "fails" && attempt === attempts.length - 1;
+          if (last && events.includes(undefined)) break;
           failed.forEach((moves, rank) => (go[rank] = moves));
         }
         go.forEach((moves, rank) => (at[rank] += moves ? 1 : 0));
