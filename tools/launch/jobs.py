@@ -292,7 +292,9 @@ class Ranks(Job):
             if folder in failed and rank.exitcode is None and rank not in self.terminated:
                 self.terminated.add(rank)
                 send_signal(rank.pid, signal.SIGTERM)
-        return None if None in ended else max(ended, key=abs)
+        # A rank that failed by itself says why, and not one that was ended because of it.
+        own = [rank.exitcode for rank in self.ranks if rank not in self.terminated]
+        return None if None in ended else max(own, key=abs)
 
     def signal(self, signum):
         """Sends every rank a signal, as torchrun does when it gets one."""
