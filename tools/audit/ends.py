@@ -39,6 +39,10 @@ def failure(facts):
     """Returns what ends the run: the first error that is not about another rank."""
     run = facts.run
     errors = [f for f in facts.failures if not f.of_peer] or facts.failures
+    mismatch = "the ranks call different collectives, or with tensors of different sizes"
+    if not errors and "preamble" in run.output and run.steps:  # gloo has ended all ranks
+        last = run.steps[0][-1]
+        return wrong(last, f"{mismatch}, after step {len(run.steps[0])}", "hangs.md")
     if not errors:
         lines = [line for line in run.lines() if re.search(r"Error|what\(\)", line)]
         return wrong(None, f"it fails: {one_line((lines or run.lines() or [''])[-1])}", "errors.md")
@@ -53,8 +57,7 @@ def failure(facts):
             text += f" for ranks that have ended: {', '.join(ended)} steps"
             return wrong(first.event, text, "hangs.md")
         if "preamble" in run.output:  # gloo, of a message that is not as long as expected
-            text = "the ranks call different collectives, or with tensors of different sizes:"
-            return wrong(first.event, f"{text} here is rank {first.rank}", "hangs.md")
+            return wrong(first.event, f"{mismatch}: here is rank {first.rank}", "hangs.md")
     if re.search("cuda", first.text, re.I) and not first.of_cuda:
         return look(first.event, f"it fails: {first.text}", "errors.md")
     return wrong(first.event, f"it fails: {first.text}", "errors.md")
