@@ -127,8 +127,20 @@ def test_ranks_differ_as_in_life(tmp_path):
     shell.end_all()
 
 
-def test_misuse(tmp_path):
-    (tmp_path / "breaks.py").write_text("import nosuch")
+@pytest.mark.parametrize(
+    "line, message",
+    first(
+        2,
+        [
+            ("import nosuch", "No module named 'nosuch'"),
+            ("open('nosuch')", "No such file or directory: 'nosuch'"),  # through a hook
+            ("import torch; torch.ones(2) @ torch.ones(3)", "inconsistent tensor size"),
+        ],
+    ),
+)
+def test_script_that_fails(tmp_path, line, message):
+    (tmp_path / "breaks.py").write_text(line)
     result = run("python", "-m", "tools.audit", str(tmp_path / "breaks.py"))
     assert result.returncode == 2
-    assert "could not be run" in result.stderr and "No module named 'nosuch'" in result.stderr
+    assert f"could not be run:\n| {tmp_path}/breaks.py:1: " in result.stderr
+    assert message in result.stderr

@@ -92,7 +92,9 @@ def order(facts):
         text = "each epoch has the same order: the samples are not shuffled"
         yield look(first, text, SAMPLER)
     else:
-        yield unseen("whether the order should differ: the sampler has one of its own")
+        yield unseen(
+            "whether the order should differ: the script's own loader or sampler decides it"
+        )
 
 
 def random_numbers(facts):

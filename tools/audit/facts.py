@@ -10,6 +10,8 @@ from tools.audit.gradients import kind_of_gradient
 from tools.steps import ROOT
 
 OURS = str(ROOT / "tools")
+# Functions of ours that call what the script has called: an error of that is the script's.
+PASS_ON = {"observed", "wrapper", "told", "__torch_function__", "module_to", "join", "note_batch"}
 
 
 class Finding(NamedTuple):
@@ -62,20 +64,21 @@ def epochs_of(events):
 class Failure:
     """The error with which a process ended: its text, where in the script, and whether by us."""
 
-    def __init__(self, event, script):
+    def __init__(self, event):
         message = event["error"]
         refused = re.search(r"WeightsUnpickler error: [^\n]*?(?=\. Please|\.?\n|$)", message)
         lines = [line.strip() for line in message.splitlines() if line.strip()]
         text = " ".join(lines[: 2 if lines[0].endswith(":") else 1])
         self.text = one_line(refused[0] if refused else text)[:300]
         self.rank = event["rank"]
-        files = [file for file, _ in event.get("frames", [])]
+        frames = event.get("frames", [])
+        file, _, function = frames[-1] if frames else ("", 0, "")
         self.of_cuda = "CUDA error: invalid device" in message  # as CUDA says it
-        self.ours = bool(files) and files[-1].startswith(OURS) and not self.of_cuda
+        self.ours = file.startswith(OURS) and function not in PASS_ON and not self.of_cuda
         outside = ("<frozen", OURS, os.path.dirname(os.__file__))
         self.places = [
             f"{file}:{line}"
-            for file, line in event.get("frames", [])
+            for file, line, _ in frames
             if not file.startswith(outside) and "site-packages" not in file
         ]
         self.of_peer = bool(re.search("gloo|[Cc]onnection (closed|reset)|peer", message))
@@ -119,9 +122,8 @@ class Facts:
     @cached_property
     def failures(self):
         """Returns the errors of processes, the first in time first."""
-        events = [event for event in self.events("error") if event["error"]]
-        events.sort(key=lambda event: event["time"])
-        return [Failure(event, self.args.script) for event in events]
+        events = sorted(self.events("error"), key=lambda event: event["time"])
+        return [Failure(event) for event in events]
 
     @cached_property
     def by_optimizer(self):

@@ -9,10 +9,7 @@ def gradient(facts):
     """Whether a gradient is that of one process."""
     if not facts.replicas:
         return
-    # A late step, since at the start a wrong mean may be near the right one.
-    counts = [{len(step["samples"]) for step in ranks} for ranks in facts.steps]
-    uneven = [n for n, sizes in enumerate(counts) if len(sizes) > 1]
-    number = (uneven or [len(counts) - 1])[-1]
+    number = step_to_compare(facts.steps)
     why = why_not(facts, facts.steps[number])
     if not why:
         whole = facts.whole_run(keep=str(number))
@@ -23,9 +20,22 @@ def gradient(facts):
             yield from compare(ranks, alone.steps[0][0], number)
             return
         why = f"it does not train so: {(alone.lines() or [''])[-1]}"
-        if len(alone.steps) > 1:
+        if len(ranks) < facts.ranks:
+            why = "it made fewer steps with a seed"
+        elif len(alone.steps) > 1:
             why = f"it starts {len(alone.steps)} processes there, too"
     yield unseen(f"whether a gradient is that of one process: {why}")
+
+
+def step_to_compare(steps):
+    """Returns the number of a late step, since a wrong mean may be near the right one at first.
+
+    The ranks' shares are uneven in it, if they are in one; its gradient is more than rounding.
+    """
+    largest = [max(step["largest"] for step in ranks) for ranks in steps]
+    clear = [n for n, size in enumerate(largest) if size >= 0.01 * max(largest)]
+    uneven = [n for n in clear if len({len(step["samples"]) for step in steps[n]}) > 1]
+    return (uneven or clear)[-1]
 
 
 def why_not(facts, ranks):

@@ -157,7 +157,7 @@ def resume(facts, save, at):
     if not (killed.steps and all(map(same, killed.steps[0], whole.steps[0]))):
         yield unseen("how it survives a kill: two runs with the same seed differ")
     elif not again.steps:
-        errors = [Failure(event, facts.args.script) for event in again.events if event.get("error")]
+        errors = [Failure(event) for event in again.events if "error" in event]
         errors.sort(key=lambda failure: failure.of_peer)
         said = errors[0].text if errors else one_line(" ".join(again.lines()[-3:]))
         place = (errors and errors[0].event) or save
@@ -198,7 +198,7 @@ def compare(facts, whole, again, save, started):
     load = next((event for event in again.events if "loaded_to" in event), save)
     numbers = [n for n, s in enumerate(whole) if s["digest"] == steps[0]["digest"]]
     if steps[0]["foreign"] and not whole[0]["foreign"]:
-        text = "its optimizer has none of the model's weights: others have taken their place"
+        text = "its optimizer holds none of the model's weights: were they replaced later?"
         yield wrong(load, f"{started} trains nothing: {text}", LOADING)
     elif len(numbers) > 1 and (load is not save or len(steps) < len(whole)):
         yield unseen("where it resumes: its weights do not change")
@@ -240,7 +240,7 @@ def difference(pairs):
     if rates:
         return f"the learning rate is {rates[0][0]:g}, not {rates[1][0]:g}: is its schedule saved?"
     if first["state"] != other["state"]:
-        return "the optimizer's state is another than when it was saved"
+        return "the optimizer's state differs from the saved one"
     if first["scale"] != other["scale"]:
         return f"the scaler's factor is {first['scale']:g}, not {other['scale']:g}"
     if any(a["random"] for a, _ in pairs) and first["random_state"] != other["random_state"]:

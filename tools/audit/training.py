@@ -144,9 +144,11 @@ def costs(facts):
 
 def waits(facts):
     """Yields the lines in which each step of an optimizer waits for the GPU."""
-    steps = facts.run.steps[0]
-    optimizers = len({step["optimizer"] for step in steps})
-    for line, count in Counter(line for step in steps[1:] for line in step["waits"]).items():
-        if facts.on_gpus and count * optimizers >= 0.9 * (len(steps) - 1) > 3 * 0.9:
+    first, *steps = facts.run.steps[0]
+    if not facts.on_gpus or len(steps) < 4:
+        return
+    optimizers = len({first["optimizer"], *(step["optimizer"] for step in steps)})
+    for line, count in Counter(line for step in steps for line in step["waits"]).items():
+        if count * optimizers >= 0.9 * len(steps):
             text = "reads a tensor's value in each step: the CPU waits until the GPU is done"
             yield look({"place": line}, text, "multigpu.md")

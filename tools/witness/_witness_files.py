@@ -1,6 +1,7 @@
 """Notes which files a process writes, renames and brings to the disk."""
 
 import builtins
+import io
 import os
 
 from _witness import caller, note_save, observe, place, write
@@ -45,7 +46,8 @@ def note_open(file, mode="r", *args, **options):
 
 def install():
     observe("saves", os, "fsync", after=note_fsync)
-    observe("saves", builtins, "open", before=note_open)
+    for module in (builtins, io):  # pathlib opens by the latter
+        observe("saves", module, "open", before=note_open)
     for name in ("rename", "replace"):
         observe("saves", os, name, before=note_rename)
     for name in ("save", "async_save", "load"):

@@ -74,7 +74,7 @@ def noted(function):
         except Exception as error:
             failed.append(error)
             frames = traceback.extract_tb(error.__traceback__)
-            lines = [[frame.filename, frame.lineno] for frame in frames]
+            lines = [[frame.filename, frame.lineno, frame.name] for frame in frames]
             text = f"{type(error).__name__}: {error}"
             witness.write(error=text, frames=lines, time=time.time())
             raise
