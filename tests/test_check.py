@@ -88,6 +88,14 @@ ACCELERATOR = (
     ">= torch.cuda.",
     ">= torch.accelerator.",
 )
+ZERO = (
+    "optimizer = torch.optim.SGD(model.parameters(), ",
+    "from torch.distributed.optim import ZeroRedundancyOptimizer\n"
+    "    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, ",
+    "        if not self.is_main:\n            return\n        snapshot = {",
+    "        self.optimizer.consolidate_state_dict()\n"
+    "        if not self.is_main:\n            return\n        snapshot = {",
+)
 ONE = "singlegpu"
 TORCHRUN = "multigpu_torchrun"
 HALVED = f"        loss = loss / 2\n{BACKWARD}"
@@ -180,6 +188,8 @@ def test_names_the_fault(tmp_path, monkeypatch, stage, check, edits, message):
     [
         (TORCHRUN, ('init_process_group("nccl", device_id=device)', "init_process_group()")),
         (TORCHRUN, ACCELERATOR),
+        (TORCHRUN, ('map_location="cpu"', "map_location=self.device")),
+        (TORCHRUN, ZERO),
     ],
 )
 def test_accepts_on_gpus(tmp_path, stage, edits):

@@ -140,6 +140,15 @@ def run_backward(*args, **options):
         return real_run_backward(*args, **options)
 
 
+def load(f, map_location=None, *args, **options):
+    """Loads onto the CPU, and moves what is to be on a GPU."""
+    gpu = number(map_location)
+    loaded = real_load(f, map_location if gpu is None else "cpu", *args, **options)
+    if gpu is None:
+        return loaded
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.to(f"cuda:{gpu}"), loaded)
+
+
 class Generator(torch.Generator):
     def __new__(cls, device="cpu"):
         return super().__new__(cls, "cpu")
@@ -162,5 +171,6 @@ translate = Translate()
 translate.__enter__()
 torch.Generator = Generator
 torch.Tensor.pin_memory = pin_memory
+real_load, torch.load = torch.load, load
 real_run_backward = torch.autograd._engine_run_backward
 torch.autograd._engine_run_backward = run_backward
