@@ -377,19 +377,17 @@ class Trainer:
         self.loss = self._mean_loss()
 
     def _mean_loss(self):
-        """Returns the mean loss per sample of the epoch so far."""
         total_loss = self.total_loss.clone()
         dist.all_reduce(total_loss)  # the sum over all ranks
         return total_loss.item() / self.samples_run
 
     def _save_snapshot(self):
         self._exit_if_gradient_was_bad()
-        weights = self.model.parameters()
-        weights = [w.to_local() if isinstance(w, DTensor) else w for w in weights]
+        weights = [w.to_local() if isinstance(w, DTensor) else w for w in self.model.parameters()]
         finite = torch.stack([weight.isfinite().all() for weight in weights]).all()
         dist.all_reduce(finite, dist.ReduceOp.MIN)  # each rank has other shards
-        if not (finite and math.isfinite(self.loss)):
-            sys.exit("cannot save: the loss or a weight is nan or inf; lower the learning rate?")
+        if not finite:
+            sys.exit("cannot save: a weight is nan or inf; lower the learning rate?")
         if self.is_main:
             for folder in set(Path(self.args.snapshot_path).glob(SNAPSHOT_NAMES)) - {self.snapshot}:
                 shutil.rmtree(folder)  # an older one, or one that a kill has cut short
@@ -420,19 +418,19 @@ class Trainer:
             "loss": self.loss,
         }
 
-    def _load_snapshot(self, path):
+    def _load_snapshot(self, source):
         try:
             snapshot = {"shape": ""}
-            dcp.load(snapshot, checkpoint_id=path)
+            dcp.load(snapshot, checkpoint_id=source)
             if snapshot["shape"] != self.shape:
                 raise ValueError(f"saved by a model of {snapshot['shape']}, not {self.shape}")
             self._state_dict()  # gives the optimizer a state of each weight
-            saved = " ".join(dcp.FileSystemReader(path).read_metadata().state_dict_metadata)
+            saved = " ".join(dcp.FileSystemReader(source).read_metadata().state_dict_metadata)
             for name, weight in self.model.named_parameters():
                 if f".state.{name}." not in saved and self.optimizer.state.pop(weight, None):
-                    self._log(f"{path} has no optimizer state of {name}: it had no gradient yet")
+                    self._log(f"{source} has no optimizer state of {name}: it had no gradient yet")
             snapshot = self._state_dict()
-            dcp.load(snapshot, checkpoint_id=path)  # into the tensors in use
+            dcp.load(snapshot, checkpoint_id=source)  # into the tensors in use
             self.epochs_run = snapshot["epochs_run"]
             self.samples_run = snapshot.get("samples_run", 0)
             if self.samples_run > 0 and snapshot["data_key"] != self.data_key:
@@ -440,7 +438,7 @@ class Trainer:
             self.loss = snapshot.get("loss", 0.0)
             self.total_loss.fill_(self.loss * self.samples_run / dist.get_world_size())
         except (Exception, dcp.CheckpointException) as error:
-            sys.exit(f"cannot load {path}: move it or set another --snapshot_path\n{error!r}")
+            sys.exit(f"cannot load {self.args.snapshot_path}: move it or name another\n{error!r}")
 
     def _log(self, message):
         if not self.is_main:
@@ -451,11 +449,8 @@ class Trainer:
         for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, self._request_stop)
         total = self.args.total_epochs
-        if len(self.train_loader) == 0:
-            sys.exit("there is no batch to train with: is the data set empty?")
         steps = f"{len(self.train_loader)} steps per epoch"
-        where = f"{self.device} of {socket.gethostname()}"
-        self._log(f"{self.epochs_run} of {total} epochs done, {steps}, on {where}")
+        self._log(f"{self.epochs_run} of {total} epochs done, {steps}, on {self.device}")
         past = [step for step in self.args.skip_steps if step <= self._steps_done()]
         restarts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
         if past and not any(int(os.environ.get(name, 0)) for name in restarts):
@@ -618,7 +613,8 @@ def main(args):
         generated = model.generate("\n", args.generate)
         if dist.get_rank() == 0:
             print("".join(c for c in generated if c.isprintable() or c == "\n"))  # no escape codes
-    time.sleep(0.1)  # gloo may abort at exit without it (see pytorch#190489, the comments)
+    if device.type == "cpu":
+        time.sleep(0.1)  # else gloo may abort at exit (pytorch#190489)
     dist.destroy_process_group()
 
 

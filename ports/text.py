@@ -52,7 +52,8 @@ def start_process_group():
 
 
 def leave_process_group():
-    time.sleep(0.1)  # gloo may abort at exit without it (see pytorch#190489, the comments)
+    if dist.get_backend() == "gloo":
+        time.sleep(0.1)  # else gloo may abort at exit (pytorch#190489)
     dist.destroy_process_group()
 
 
@@ -83,7 +84,7 @@ def save(state, path):
 def load(path, data_key):
     """Returns the snapshot that all ranks resume from, or None where there is none yet."""
     snapshot = None
-    with contextlib.suppress(FileNotFoundError):  # any other error is no sign that there is none
+    with contextlib.suppress(FileNotFoundError):  # the only error that means there is none yet
         snapshot = torch.load(path, map_location="cpu", weights_only=True)
     starts = [None] * dist.get_world_size()
     dist.all_gather_object(starts, (snapshot["position"] if snapshot else None, data_key))

@@ -16,10 +16,10 @@ class Step(NamedTuple):
 
 
 STEPS = [
-    Step("singlegpu.py", "multigpu.py", 42),
+    Step("singlegpu.py", "multigpu.py", 44),
     Step("multigpu.py", "multigpu_torchrun.py", 21),
     Step("multigpu_torchrun.py", "multinode.py", 14),
-    Step("multinode.py", "resumable.py", 58),
+    Step("multinode.py", "resumable.py", 59),
     Step("resumable.py", "preemptible.py", 35),
     Step("preemptible.py", "elastic_ddp.py", 60),
 ]
@@ -33,7 +33,7 @@ JOB_STEPS = [
 ]
 RECIPES = [
     Step("multinode.py", "recipes/mixed_precision.py", 18),
-    Step("multinode.py", "recipes/gradient_accumulation.py", 19),
+    Step("multinode.py", "recipes/gradient_accumulation.py", 20),
     Step("multinode.py", "recipes/evaluate.py", 42),
     Step("recipes/evaluate.py", "recipes/images.py", 63),
     Step("multinode.py", "recipes/tensorboard_logging.py", 17),
@@ -41,7 +41,7 @@ RECIPES = [
     Step("recipes/monitor.py", "recipes/stragglers.py", 39),
     Step("multinode.py", "recipes/profiler.py", 16),
     Step("multinode.py", "recipes/verify.py", 41),
-    Step("multinode.py", "recipes/fsdp.py", 54),
+    Step("multinode.py", "recipes/fsdp.py", 56),
 ]
 LATER_RECIPES = [  # of stages that save within an epoch
     Step("preemptible.py", "recipes/step_timeout.py", 30),
@@ -53,15 +53,15 @@ LATER_RECIPES = [  # of stages that save within an epoch
 BY_HAND = [
     Step("multigpu_torchrun.py", "by_hand/ddp.py", 45),
     Step("by_hand/ddp.py", "by_hand/zero.py", 76),
-    Step("by_hand/zero.py", "by_hand/fsdp.py", 80),
+    Step("by_hand/zero.py", "by_hand/fsdp.py", 81),
 ]
 GPT = [
-    Step("preemptible.py", "gpt/gpt.py", 146),  # the model comes
+    Step("preemptible.py", "gpt/gpt.py", 147),  # the model comes
     Step("gpt/gpt.py", "gpt/schedule.py", 78),
     Step("gpt/schedule.py", "gpt/metrics.py", 53),
     Step("gpt/metrics.py", "gpt/pretrain.py", 65),
-    Step("gpt/pretrain.py", "gpt/dcp.py", 84),
-    Step("gpt/dcp.py", "gpt/fsdp.py", 43),
+    Step("gpt/pretrain.py", "gpt/dcp.py", 85),
+    Step("gpt/dcp.py", "gpt/fsdp.py", 45),
     Step("gpt/fsdp.py", "gpt/accumulate.py", 22),
     Step("gpt/accumulate.py", "gpt/async_save.py", 48),
     Step("gpt/async_save.py", "gpt/tokens.py", 93),
@@ -83,11 +83,11 @@ GPT = [
     Step("gpt/fsdp.py", "gpt/local_sgd.py", 53),
 ]
 PORTS = [  # of scripts that are not ours: the whole series in one step
-    Step("ports/images_single.py", "ports/images.py", 134),
-    Step("ports/text_single.py", "ports/text.py", 124),
-    Step("ports/gan_single.py", "ports/gan.py", 133),
-    Step("ports/recurrent_single.py", "ports/recurrent.py", 124),
-    Step("ports/vae_single.py", "ports/vae.py", 155),
+    Step("ports/images_single.py", "ports/images.py", 135),
+    Step("ports/text_single.py", "ports/text.py", 125),
+    Step("ports/gan_single.py", "ports/gan.py", 134),
+    Step("ports/recurrent_single.py", "ports/recurrent.py", 125),
+    Step("ports/vae_single.py", "ports/vae.py", 156),
 ]
 STAGES = [STEPS[0].base, *(step.file for step in STEPS)]
 ALL = STEPS + JOB_STEPS + RECIPES + LATER_RECIPES + BY_HAND + GPT
