@@ -240,7 +240,7 @@ def test_unused_parameters():
     assert message in str(error.value)
 
 
-# What docs/debugging.md shows, and tests/test_path.py does not type.
+# What docs/debugging.md shows, and test_path.py does not type.
 
 
 def shown(start):

@@ -254,9 +254,10 @@ def test_check_cluster_on_pretended_gpus(shell):
     assert job.succeeds().count(" TFLOP/s") == 2
 
 
-FIRST_FILES = [f"tests/test_{name}.py" for name in ("training", "preemptible", "one_rank")]
-MORE_FILES = ("gpt", "gpt_sharded", "recipes", "by_hand", "bad_input", "own_changes", "hangs")
-MORE_FILES = FIRST_FILES + [f"tests/test_{name}.py" for name in MORE_FILES]
+FIRST_FILES = ["stages/test_training", "stages/test_preemptible", "every_script/test_one_rank"]
+MORE_FILES = [*FIRST_FILES, "gpt/test_gpt", "gpt/test_gpt_sharded", "recipes/test_recipes"]
+MORE_FILES += ["every_script/test_bad_input", "every_script/test_own_changes"]
+MORE_FILES += ["by_hand/test_by_hand", "pages/test_hangs"]
 
 
 @pytest.mark.long
@@ -268,6 +269,7 @@ def test_suite_on_a_machine_with_gpus(gpus, files):
     env = environment() | pretend_gpus(gpus)
     del env["CUDA_VISIBLE_DEVICES"], env["TEST_GPUS"]
     marks = "not (path or long or gpu)"
+    files = [f"tests/{file}.py" for file in files]
     result = run("python", "-m", "pytest", "-n", "0", "-m", marks, *files, env=env)
     assert result.returncode == 0, result.stdout
 

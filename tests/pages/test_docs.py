@@ -442,7 +442,7 @@ def test_sessions_in_python(tmp_path):
 
 def test_documented_errors_are_tested():
     """What errors.md and hangs.md show is an argument of `documented_error` in a test."""
-    tests = "".join(path.read_text() for path in (ROOT / "tests").glob("*.py"))
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     tested = re.findall(r'documented_error\(\s*"([^"]*)"', tests)
     assert set(tested) == set(documented_errors()) != set()
 
