@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from helpers import documented_error, long, needs_slurm, patch, snippet
-from test_path import Terminal, agrees
+from terminal import Terminal, agrees
 from torch import nn
 
 from tools.steps import ROOT
