@@ -1,9 +1,13 @@
+import fcntl
 import os
+import shutil
 import sys
 
 import pytest
 import torch
+from helpers import IGNORED, run
 
+from tools import steps
 from tools.launch.jobs import Shell
 from tools.steps import ROOT
 
@@ -37,6 +41,35 @@ def cluster(shell):
         return shell.start(f"{prefix} slurm/pocket-cluster {options} bash script")
 
     return start
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """A repository of its own with the chain and its tools committed."""
+    for folder in ("tools", "slurm", "recipes", "by_hand", "gpt", "ports"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    for name in {step.base for step in steps.STEPS} | {step.file for step in steps.STEPS}:
+        shutil.copy(ROOT / name, tmp_path)
+    git = ["git", "-c", "user.name=test", "-c", "user.email=test@localhost"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "start"]):
+        assert run(*git, *command, folder=tmp_path).returncode == 0
+    return tmp_path
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory):
+    """The site, built from a copy as `make docs` builds it, once for all workers of pytest."""
+    base = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent  # that of this run
+    folder = base / "copy-for-site"
+    with open(f"{folder}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "site").exists():
+            shutil.copytree(ROOT, folder, ignore=IGNORED, dirs_exist_ok=True)
+            result = run("make", "-o", ".venv/dev", "docs", folder=folder)
+            assert result.returncode == 0, result.stdout + result.stderr
+    return folder / "site"
 
 
 # First comes what builds the site, for which other workers would wait, then the longest: whoever

@@ -1,6 +1,8 @@
 """What tests change in scripts, and the reference for their results."""
 
+import importlib
 import re
+import shutil
 import subprocess
 from types import SimpleNamespace
 
@@ -15,11 +17,15 @@ from tools.launch.patched import before as before
 from tools.launch.patched import patch as patch
 from tools.launch.snapshots import equal_snapshots as equal_snapshots
 from tools.launch.snapshots import load, load_gpt, max_abs_diff
-from tools.steps import ROOT, STEPS
+from tools.steps import ALL, ROOT, STEPS
 
 SCRIPTS = [STEPS[0].base, *(step.file for step in STEPS)]
+NAMES = ["singlegpu.py", *(step.file for step in ALL if step.file.endswith(".py"))]
+NAMES.remove("recipes/regroup.py")  # its page: for gloo
 LONG = pytest.mark.long
 NIGHTLY = [LONG, pytest.mark.nightly]
+IGNORED = shutil.ignore_patterns(".venv", ".git", "runs", "logs", "site", "*.pt", "*.pyc")
+ALL_DONE = 'until left=$(squeue -h) && [ -z "$left" ]; do sleep 0.5; done'
 
 needs_slurm = pytest.mark.skipif(
     bool(missing_packages()),
@@ -37,6 +43,18 @@ def own_modules(folder):
     """Writes modules of a reader's, of the names that those of the tools have, but for a "_"."""
     for path in [ROOT / "tools", *(ROOT / "tools").rglob("_*.py")]:
         (folder / f"{path.stem.strip('_')}.py").write_text("OWN = True")
+
+
+def module(script):
+    """Returns the module of a script."""
+    return importlib.import_module(script.removesuffix(".py").replace("/", "."))
+
+
+def edit(path, old, new):
+    """Replaces text in a file, which must have it."""
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
 
 
 def long(*values):
@@ -283,6 +301,17 @@ def assert_trained(path, epochs, batch_size, tolerance=1e-6, **options):
     assert max_abs_diff(result, weights) < tolerance
     assert max_abs_diff(result_momentum, momentum) < 10 * tolerance
     return losses
+
+
+def curves(folder):
+    """Returns the steps and values of each curve, as TensorBoard itself reads them."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # slow
+
+    reader = EventAccumulator(str(folder)).Reload()
+    return {
+        tag: [(event.step, event.value) for event in reader.Scalars(tag)]
+        for tag in reader.Tags()["scalars"]
+    }
 
 
 def position(path):

@@ -2,8 +2,8 @@
 
 Each is a file of the series with a small edit, such as beginners make: faults.diff has them all,
 each below its name, its stage, and the checks that must fail on it. The first ten are what
-docs/faults.md asks about. All of them prove tools/judge/checks.py: see tests/test_check.py. A new
-one is worth its half minute if a check fails on it in a line where it fails on no other.
+docs/faults.md asks about. All of them prove the checks: see tests/tools/test_check.py. A new one
+is worth its half minute if a check fails on it in a line where it fails on no other.
 """
 
 import sys

@@ -22,8 +22,8 @@ from tools.units.cut import Cut
 
 TIME_LIMIT_S = 3600  # of the tests of a file
 DOCSTRING = "docstring"  # what falls without the lines at the top of a file
+TESTS = ROOT / "tests"
 STAGE_TESTS = "one_rank bad_input own_changes training preemptible hangs"
-TESTS = {"recipes": "recipes", "by_hand": "by_hand", "gpt": "gpt gpt_sharded"}
 # An error that tells of the cut, and not of the step's idea: a line that is left needs another.
 OF_THE_CUT = r"^(E|\[rank\d+\]:|\W)*(NameError|AttributeError|UnboundLocalError|TypeError)\b"
 NOT_RUN = (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED)
@@ -51,16 +51,24 @@ def judge(file, path):
     return None
 
 
+def full_name(name):
+    """Returns a test with its folder; its file's name is one of a kind, and all that is stored."""
+    file, *case = name.split("::")
+    (path,) = TESTS.glob(f"*/{file}")
+    return "::".join([str(path.relative_to(ROOT)), *case])
+
+
 def test(file, text, *hints):
     """Returns the first test that fails where `text` is the file, and its error.
 
     It is one of the tests that `hints` name; without any, one of those whose name has the file's.
     """
-    folder_of_file = file.rpartition("/")[0]
-    names = TESTS.get(folder_of_file, STAGE_TESTS).split()
-    chosen = ["-k", Path(file).stem, *(f"tests/test_{name}.py" for name in names)]
+    names = [full_name(f"test_{name}.py") for name in STAGE_TESTS.split()]
+    if folder_of_file := file.rpartition("/")[0]:
+        names = [f"tests/{folder_of_file}"]
+    chosen = ["-k", Path(file).stem, *names]
     if hints:
-        chosen = [f"tests/{hint}" for hint in hints]
+        chosen = map(full_name, hints)
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "copy"
         shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "site", "runs", "*.pyc"))
@@ -75,7 +83,7 @@ def test(file, text, *hints):
         )
     if hints and run.returncode in NOT_RUN:
         raise RuntimeError(f"{' '.join(hints)} did not run: {run.stdout}{run.stderr}")
-    found = re.search(r"^(FAILED|ERROR) tests/(.+?)(?: - (.*))?$", run.stdout, re.MULTILINE)
+    found = re.search(r"^(FAILED|ERROR) tests/\w+/(.+?)(?: - (.*))?$", run.stdout, re.MULTILINE)
     output, _, _ = run.stdout.partition("short test summary")
     if not found:
         return None
@@ -111,7 +119,7 @@ def digest(lines, name):
     source = ""
     if name.startswith("test_"):  # a name without :: is a file that cannot even be collected
         file, _, case = name.partition("::")
-        tests = ast.parse((ROOT / "tests" / file).read_text()).body
+        tests = ast.parse((ROOT / full_name(file)).read_text()).body
         named = [part for part in tests if getattr(part, "name", "") == case.partition("[")[0]]
         if case and not named:
             raise ValueError(f"there is no test {name}")

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from gpt_helpers import TINY, options_of, write_tokens
 from helpers import (
     DROPOUT,
     FORK,
     LONG,
+    NAMES,
     SHORT_VAL,
     SIGNAL,
     assert_equal,
@@ -24,9 +26,6 @@ from helpers import (
     resize,
     snippet,
 )
-from test_gpt import TINY
-from test_gpus import NAMES, options_of
-from test_tokens import write_tokens
 
 from tools.launch.jobs import free_port, pretend_gpus
 from tools.launch.snapshots import load, logged_positions, max_abs_diff, write_text

@@ -8,9 +8,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import SCRIPTS, SIGNAL, patch
-from test_bad_input import module
-from test_gpus import NAMES
+from helpers import NAMES, SCRIPTS, SIGNAL, module, patch
 
 from tools.compose.compose import ancestors
 from tools.launch.jobs import pretend_gpus

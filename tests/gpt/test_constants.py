@@ -8,9 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import gpt_config
-from test_bad_input import module
-from test_gpt_sharded import FLOAT64, SMALL, STEPS, start
+from gpt_helpers import FLOAT64, SMALL, STEPS, start
+from helpers import gpt_config, module
 from torch import nn
 from torch.nn import functional
 

@@ -7,8 +7,7 @@ import sys
 
 import pytest
 import torch
-from helpers import fences, needs_slurm, patch, resize, run, snippet
-from test_slurm import ALL_DONE
+from helpers import ALL_DONE, fences, needs_slurm, patch, resize, run, snippet
 from torch.utils.data import DataLoader
 
 import singlegpu

@@ -1,22 +1,18 @@
 """The docs show the code as it is, the site works, and what they tell to type is tested."""
 
-import contextlib
-import fcntl
-import functools
-import http.server
 import json
 import os
 import random
 import re
 import shutil
 import sys
-import threading
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from helpers import NIGHTLY, documented_errors, fences, run
+from browser import browser_of, needs_browser, served
+from helpers import IGNORED, NIGHTLY, documented_errors, fences, run
 
 from tools import steps
 from tools.compose.compose import compose, read_pairs
@@ -24,14 +20,7 @@ from tools.formulas import calculator
 from tools.pages.fences import essential
 from tools.steps import ROOT
 
-BROWSER = next(filter(None, map(shutil.which, ["chromium", "google-chrome"])), None)
-needs_browser = pytest.mark.skipif(
-    not BROWSER, reason="get the browser test with: sudo apt-get install chromium (or Chrome)"
-)
 AWS = ROOT / ".venv" / "aws" / "bin" / "python"
-
-
-IGNORED = shutil.ignore_patterns(".venv", ".git", "runs", "logs", "site", "*.pt", "*.pyc")
 
 
 def test_what_is_wrong_is_named(tmp_path):
@@ -65,22 +54,6 @@ def test_essential_lines_are_unambiguous(text):
         essential("multigpu.py", "mp.spawn(", text)
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """The site, built from a copy as `make docs` builds it, once for all workers of pytest."""
-    base = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        base = base.parent  # that of this run
-    folder = base / "copy-for-site"
-    with open(f"{folder}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "site").exists():
-            shutil.copytree(ROOT, folder, ignore=IGNORED, dirs_exist_ok=True)
-            result = run("make", "-o", ".venv/dev", "docs", folder=folder)
-            assert result.returncode == 0, result.stdout + result.stderr
-    return folder / "site"
-
-
 def test_pages_are_as_made(site):
     """Each shows the code as it is, and every changed line, or `make docs` would have failed."""
     for name in ("README.md", "docs"):
@@ -90,37 +63,6 @@ def test_pages_are_as_made(site):
     assert {*listed} == {
         str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")
     }
-
-
-class Handler(http.server.SimpleHTTPRequestHandler):
-    def end_headers(self):
-        self.send_header("LinkChecker", "")  # it then need not pause between requests
-        super().end_headers()
-
-    def log_message(self, *args):
-        pass
-
-
-@contextlib.contextmanager
-def served(folder):
-    handler = functools.partial(Handler, directory=folder)
-    with http.server.ThreadingHTTPServer(("localhost", 0), handler) as server:
-        threading.Thread(target=server.serve_forever).start()
-        try:
-            yield f"http://localhost:{server.server_port}"
-        finally:
-            server.shutdown()
-
-
-@contextlib.contextmanager
-def browser_of(site):
-    """Yields a tab of a browser, and the address of the site."""
-    from playwright.sync_api import sync_playwright
-
-    with served(site) as address, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        yield browser.new_page(viewport={"width": 1280, "height": 900}), address
-        browser.close()
 
 
 # Takes away the lines of code that have no colour, on no background, that a line before has not.
@@ -442,7 +384,7 @@ def test_sessions_in_python(tmp_path):
 
 def test_documented_errors_are_tested():
     """What errors.md and hangs.md show is an argument of `documented_error` in a test."""
-    tests = "".join(path.read_text() for path in (ROOT / "tests").glob("*.py"))
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     tested = re.findall(r'documented_error\(\s*"([^"]*)"', tests)
     assert set(tested) == set(documented_errors()) != set()
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from browser import browser_of, needs_browser
 from helpers import SCRIPTS, SHORT_VAL, VAL_CHUNKS, first, load_state, patch, resize, run
-from test_docs import browser_of, needs_browser, site  # noqa: F401  a fixture
 
 from tools.launch.jobs import free_port
 from tools.launch.snapshots import write_text
@@ -315,7 +315,7 @@ def go_to(page, collective, player=".watch"):
 
 @pytest.mark.long
 @needs_browser
-def test_player(site):  # noqa: F811  the fixture
+def test_player(site):
     """Each recording plays to its end; a mean of gradients is that of the ranks' own."""
     with browser_of(site) as (page, address):
         page.goto(f"{address}/watch.html")

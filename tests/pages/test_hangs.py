@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from helpers import documented_error, long, needs_slurm, patch, snippet
-from test_path import Terminal, agrees
+from terminal import Terminal, agrees
 from torch import nn
 
 from tools.steps import ROOT
@@ -240,7 +240,7 @@ def test_unused_parameters():
     assert message in str(error.value)
 
 
-# What docs/debugging.md shows, and tests/test_path.py does not type.
+# What docs/debugging.md shows, and test_path.py does not type.
 
 
 def shown(start):

@@ -6,8 +6,7 @@ import shutil
 
 import pytest
 import yaml
-from helpers import run
-from test_docs import IGNORED
+from helpers import IGNORED, run
 
 from tools.steps import ROOT
 

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from helpers import NIGHTLY, needs_slurm, run, snippet
+from helpers import NIGHTLY, edit, needs_slurm, run, snippet
 
 from tools import steps
 from tools.steps import ROOT
@@ -41,27 +41,8 @@ def test_steps_are_short(step):
         assert row.endswith(f" {printed.strip()} |"), f"write {printed.strip()} into {table}"
 
 
-@pytest.fixture
-def copy(tmp_path):
-    """A repository of its own with the chain and its tools committed."""
-    for folder in ("tools", "slurm", "recipes", "by_hand", "gpt", "ports"):
-        shutil.copytree(ROOT / folder, tmp_path / folder)
-    for name in {step.base for step in steps.STEPS} | {step.file for step in steps.STEPS}:
-        shutil.copy(ROOT / name, tmp_path)
-    git = ["git", "-c", "user.name=test", "-c", "user.email=test@localhost"]
-    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "start"]):
-        assert run(*git, *command, folder=tmp_path).returncode == 0
-    return tmp_path
-
-
 def cascade(folder, file):
     return run("python", "-m", "tools.chain.cascade", file, folder=folder)
-
-
-def edit(path, old, new):
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new))
 
 
 ACCESS = "    if not args.snapshot_path or not os.access("

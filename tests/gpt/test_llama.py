@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from gpt_helpers import SMALL, prepare, save_tokenizer, start
 from helpers import LONG, SIGNAL, fences, first, gpt_config
 from jinja2 import TemplateError
-from test_gpt_sharded import SMALL, start
-from test_tokens import prepare, save_tokenizer
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import parallel

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from helpers import (
+    ALL_DONE,
     NIGHTLY,
     assert_trained,
     documented_error,
@@ -34,7 +35,6 @@ pytestmark = needs_slurm
 RANKS = """import os
 os.write(1, f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}\\n".encode())
 """
-ALL_DONE = 'until left=$(squeue -h) && [ -z "$left" ]; do sleep 0.5; done'
 
 
 def log(folder, name):

@@ -14,7 +14,9 @@ import re
 import shlex
 import sys
 
+import gpt_helpers
 import pytest
+from gpt_helpers import FINETUNE, FLOAT64, TOKENS, data_options
 from helpers import (
     FORK,
     KILL,
@@ -24,6 +26,8 @@ from helpers import (
     SHORT_GPT,
     SIGNAL,
     assert_trained,
+    curves,
+    edit,
     equal_snapshots,
     first,
     long,
@@ -31,13 +35,6 @@ from helpers import (
     resize,
     run,
 )
-from test_gpt_sharded import FLOAT64
-from test_gpus import FINETUNE, TOKENS, data_options
-from test_gpus import OPTIONS as GPT_OPTIONS
-from test_project import copy as copy  # a repository
-from test_project import edit
-from test_recipes import OPTIONS as RECIPE_OPTIONS
-from test_recipes import curves
 
 from tools.compose.compose import BASES, PAIRS, ancestors, compose, read_pairs, series
 from tools.compose.merge import merge
@@ -68,15 +65,14 @@ OTHERS = [
 ]
 # So that a part does what it adds.
 OPTIONS = {
-    **RECIPE_OPTIONS,
-    **GPT_OPTIONS,
-    "recipes/mixed_precision.py": "",
+    **gpt_helpers.OPTIONS,
+    "recipes/gradient_accumulation.py": "--micro_batch_size 8",
     "recipes/monitor.py": "--log_every 20",
     "elastic_ddp.py": "--global_batch_size 64",
     "recipes/own_disks.py": "--snapshot_path snapshot",  # in the folder of each node
     **dict.fromkeys(["gpt/moe.py", "gpt/expert_parallel.py"], "--n_experts 2 --top_k 1"),
     "gpt/llama.py": "--n_head 4 --n_kv_head 2",
-    "gpt/documents.py": f"{GPT_OPTIONS['gpt/documents.py']} --recompute",
+    "gpt/documents.py": f"{gpt_helpers.OPTIONS['gpt/documents.py']} --recompute",
     "gpt/chunked_loss.py": "--loss_chunks 4 --recompute",
 }
 # These train to other weights than multinode.py, or gpt/pretrain.py; all others to the same.

@@ -14,6 +14,7 @@ from helpers import (
     MEASURE_MEMORY,
     NIGHTLY,
     assert_trained,
+    curves,
     equal_snapshots,
     long,
     patch,
@@ -177,17 +178,6 @@ def test_evaluated_by_any_number_of_ranks(shell):
         assert float(found[-1][0]) == pytest.approx(loss, rel=1e-6)
         assert float(found[-1][1]) == pytest.approx(100 * accuracy, abs=0.01)
     assert accuracy > 0.5 and loss < 1
-
-
-def curves(folder):
-    """Returns the steps and values of each curve, as TensorBoard itself reads them."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # slow
-
-    reader = EventAccumulator(str(folder)).Reload()
-    return {
-        tag: [(event.step, event.value) for event in reader.Scalars(tag)]
-        for tag in reader.Tags()["scalars"]
-    }
 
 
 def test_curves_after_a_kill(shell):

@@ -4,15 +4,17 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from helpers import NIGHTLY
 
 from tools.steps import ROOT
+from tools.units.answers import full_name
 
 PYTEST = [sys.executable, "-m", "pytest", "-n", "0", "-m", "", "-p", "no:warnings"]
 TIME_LIMIT_S = 600
-_, *MUTATIONS = (ROOT / "tests" / "mutations.txt").read_text().splitlines()
+_, *MUTATIONS = Path(__file__).with_name("mutations.txt").read_text().splitlines()
 pytestmark = NIGHTLY
 
 
@@ -26,7 +28,7 @@ def test_mutation(mutation, tmp_path):
         text = path.read_text()
         assert text.count(old) == 1, f"mutations.txt: {old!r} is not once in {path.name}"
         path.write_text(text.replace(old, new))
-        tests.append(f"tests/test_{test}".format(path.relative_to(copy)))
+        tests.append(full_name(f"test_{test}".format(path.relative_to(copy))))
     command = [*PYTEST, f"--basetemp={tmp_path}/tmp", *tests]
     env = os.environ | {"TIMEOUT_S": "45"}  # who has hung for so long, hangs
     run = subprocess.run(

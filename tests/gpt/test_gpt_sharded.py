@@ -8,6 +8,19 @@ import signal
 
 import pytest
 import torch
+from gpt_helpers import (
+    BATCH_SIZE,
+    FLOAT64,
+    OF_REFERENCE,
+    SHAPES,
+    STEPS,
+    assert_split_is_one_rank,
+    reference,
+    start,
+    weights_diff,
+    write_script,
+    write_tokens,
+)
 from helpers import (
     AOT_EAGER,
     CLOCK,
@@ -23,83 +36,12 @@ from helpers import (
     fences,
     first,
     long,
-    patch,
 )
-from test_tokens import write_tokens
 
 from gpt import fsdp
 from tools.compose.compose import compose
 from tools.launch.snapshots import load, load_gpt, max_abs_diff, write_text
 from tools.steps import ROOT
-
-BATCH_SIZE = 12  # of all ranks together, on 1, 2, 3 or 4
-STEPS = 20  # per epoch
-SMALL = "--n_layer 1 --n_head 4 --n_embd 32 --context 8"
-LLAMA = ["llama.py", "documents.py", "chunked_loss.py", "llama_tensor_parallel.py"]
-
-# AdamW turns a gradient that is nearly 0 into a whole step, and so rounding errors into differences
-# of 1e-4. In float64 they stay small.
-FLOAT64 = """
-torch.set_default_dtype(torch.float64)
-torch.Tensor.float = torch.Tensor.double  # which the loss casts logits to
-clip_grad_norm_ = nn.utils.clip_grad_norm_
-def clip_and_log(parameters, max_norm, **options):
-    norm = clip_grad_norm_(parameters, max_norm, **options)
-    print("clipped" if norm > max_norm else "not clipped")
-    return norm
-nn.utils.clip_grad_norm_ = clip_and_log
-"""
-
-# With torch's own Muon for the matrices of the blocks, in the weights' type.
-TORCH_MUON = """
-torch.Tensor.bfloat16 = lambda self: self  # to which torch's Muon would cast
-configure_adamw = script.configure_optimizer
-def configure(model, learning_rate):
-    matrices = [p for p in model.blocks.parameters() if p.dim() == 2]
-    muon = torch.optim.Muon(matrices, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
-    adamw = configure_adamw(model, learning_rate)
-    def step_first(optimizer, *arguments):
-        muon.param_groups[0]["lr"] = optimizer.param_groups[0]["lr"]
-        muon.step()
-        muon.zero_grad()  # AdamW then leaves them alone
-    adamw.register_step_pre_hook(step_first)
-    return adamw
-script.configure_optimizer = configure
-"""
-
-
-def write_script(shell, name, setup=""):
-    return patch(shell.folder, f"gpt/{name}", SHORT_GPT + setup)
-
-
-def start(shell, name, snapshot, ranks=1, setup="", options="", steps=STEPS, epochs=1, **variables):
-    """Starts epochs of some steps, with the same global batches on any number of ranks.
-
-    `ranks` is their number, or the names of their nodes.
-    """
-    nodes = [""] * ranks if isinstance(ranks, int) else ranks
-    folders = [shell.folder / node for node in nodes]
-    chunks = int(steps * BATCH_SIZE) + VAL_CHUNKS
-    if name in LLAMA:
-        data = f"--data {shell.folder}/tokens"
-        write_tokens(shell.folder / "tokens", chunks, 8)
-    else:
-        data = f"--text {shell.folder}/text"
-        write_text(shell.folder / "text", chunks, 8)
-    sizes = map(int, re.findall(r"--[tpc]p_size (\d+)", options))  # of ranks that share samples
-    options = f"{SHORT_VAL} {data} --snapshot_path {snapshot} {options}"
-    options += f" --batch_size {BATCH_SIZE * math.prod(sizes) // len(folders)}"
-    command = f"{write_script(shell, name, setup)} {epochs} 1 {SMALL} {options}"
-    return shell.ranks_on(folders, command, **variables)
-
-
-def weights_diff(shell, snapshot, reference):
-    """Returns the largest difference between the weights of two snapshots."""
-    model, other = (load_gpt(shell.folder / path)["model"] for path in (snapshot, reference))
-    assert model.keys() == other.keys()
-    assert all(tensor.dtype == other[name].dtype for name, tensor in model.items())
-    return max_abs_diff([model[name] for name in other], other.values())
-
 
 LAYOUTS = {  # ranks and options
     "accumulate.py": [(2, "--micro_batch_size 4")],  # and one of 2
@@ -125,32 +67,6 @@ LAYOUTS = {  # ranks and options
 }
 
 
-# Of others, one layer.
-SHAPES = {
-    "pipeline_parallel.py": "--n_layer 4",
-    "three_d.py": "--n_layer 2",
-    "llama.py": "--n_layer 2 --n_kv_head 2",
-    # One matrix in one FSDP group, which the embedding and the head both give a gradient.
-    "documents.py": "--n_layer 2 --n_kv_head 2 --end_token 0 --tie_word_embeddings",
-    "chunked_loss.py": "--n_layer 2 --n_kv_head 2",
-    "llama_tensor_parallel.py": "--n_layer 2 --n_kv_head 2 --tie_word_embeddings",
-    "muon.py": "--n_layer 3",  # three matrices of each shape, for fewer ranks and for more
-}
-# What each reference does otherwise; and how the comparison in float32 goes.
-OF_REFERENCE = {"muon.py": TORCH_MUON}
-FLOAT32 = {
-    **dict.fromkeys(LLAMA, (PLAIN_SGD, 0.1, 5e-5)),
-    "muon.py": ("", 0.02, 5e-5),  # an optimizer of its own
-}
-
-
-def reference(name):
-    """Returns the file whose weights on one rank those of `name` must equal."""
-    if name in LLAMA:
-        return name if name == "documents.py" else "llama.py"
-    return "moe.py" if name in ("moe.py", "expert_parallel.py") else "pretrain.py"
-
-
 QUICK = ["hsdp.py"]
 LONGER = ["tensor_parallel.py", "pipeline_parallel.py", "expert_parallel.py", "llama.py"]
 OTHERS = [name for name in LAYOUTS if name not in QUICK + LONGER]
@@ -159,39 +75,6 @@ OTHERS = [name for name in LAYOUTS if name not in QUICK + LONGER]
 @pytest.mark.parametrize("name", [*QUICK, *long(*LONGER), *first(0, OTHERS)])
 def test_split_is_one_rank(shell, name):
     assert_split_is_one_rank(shell, name, LAYOUTS[name])
-
-
-def assert_split_is_one_rank(shell, name, layouts, change=""):
-    """The weights after 20 steps, and the loss, of one rank and of several, with a `change`.
-
-    In float64 with AdamW and clipping; and in float32 with neither, as both would hide it if the
-    gradients of all steps were, say, twice too large.
-    """
-    float32 = FLOAT32.get(name, (PLAIN_SGD, 0.3, 5e-5))
-    float64 = (FLOAT64, 0.01 if reference(name) == "llama.py" else 0.02, 1e-12)
-    for n_setup, (setup, rate, tolerance) in enumerate([float64, float32]):
-        options = f"{SHAPES.get(name, '')} --learning_rate {rate}"
-        one = f"one_{n_setup}"
-        twin = setup + OF_REFERENCE.get(name, "")
-        output = start(shell, reference(name), one, setup=twin, options=options).succeeds()
-        if setup == FLOAT64:
-            assert 0 < output.count("\nclipped") < STEPS
-        else:
-            layouts = layouts[-1:]
-        for n, (ranks, option) in enumerate(layouts):
-            several = f"several_{n_setup}_{n}"
-            job = start(shell, name, several, ranks, change + setup, f"{options} {option}")
-            assert val_loss(job.succeeds()) == pytest.approx(val_loss(output), rel=1e-3)
-            diff = weights_diff(shell, several, one)
-            print(name, ranks, option, "differs from one rank by", diff)
-            assert diff < tolerance
-            losses = [load_gpt(shell.folder / path)["loss"] for path in (several, one)]
-            assert losses[0] == pytest.approx(losses[1], rel=tolerance)
-
-
-def val_loss(output):
-    """Returns the last loss on the validation set in the log, of four digits."""
-    return float(re.findall(r"val loss (\S+)", output)[-1])
 
 
 # Compiles without generating code; counts what it is given, and why Dynamo cuts.

@@ -1,7 +1,6 @@
 """What beginners do: each mistake gets one clear line, a non-zero exit, and nothing is lost."""
 
 import argparse
-import importlib
 import io
 import itertools
 import os
@@ -11,8 +10,8 @@ import sys
 
 import pytest
 import torch
-from helpers import SCRIPTS, SHORT_VAL, VAL_CHUNKS, documented_error, patch
-from test_gpt import TINY
+from gpt_helpers import TINY
+from helpers import SCRIPTS, SHORT_VAL, VAL_CHUNKS, documented_error, module, patch
 
 import singlegpu
 from tools import steps
@@ -25,10 +24,6 @@ TP_SIZE = "--tp_size must be 1 or more, and divide both --n_head and --context"
 GPT = f"{TINY} --text text --generate 0 --learning_rate 1e30"
 N_KV_HEAD = "--n_kv_head must divide --n_head, and --n_embd / --n_head be even"
 OF_LLAMA = "--tp_size must be 1 or more, and divide --n_kv_head, --n_hidden, --context"
-
-
-def module(script):
-    return importlib.import_module(script.removesuffix(".py").replace("/", "."))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
-"""tools.audit finds the faults of tests/audit/faults.txt, and none in right scripts."""
+"""tools.audit finds the faults of audit/faults.txt, and none in right scripts."""
 
 import re
+from pathlib import Path
 
 import pytest
 from helpers import first, own_modules, run
@@ -10,7 +11,7 @@ from tools.audit.audit import Audit
 from tools.launch.jobs import Shell
 from tools.steps import ROOT
 
-SCRIPTS = ROOT / "tests" / "audit"
+SCRIPTS = Path(__file__).with_name("audit")
 _, *EDITS = (SCRIPTS / "faults.txt").read_text().splitlines()
 RIGHT = [path.name for path in sorted(SCRIPTS.glob("*.py"))]
 

@@ -6,36 +6,19 @@ import signal
 
 import pytest
 import torch
-from helpers import SCRIPTS, SHORT_GPT, VAL_CHUNKS, first, patch, run
-from test_gpt import OPTIONS as GPT_OPTIONS
-from test_gpt import TINY
-from test_tokens import write_tokens
+from gpt_helpers import options_of
+from helpers import NAMES, SCRIPTS, SHORT_GPT, first, patch, run
 from torch.utils._pytree import tree_leaves
 
 from gpt import muon
 from tools.launch.jobs import environment, pretend_gpus
-from tools.launch.snapshots import load, load_gpt, make_model, write_chats, write_text
-from tools.steps import ALL, ROOT, STAGES
+from tools.launch.snapshots import load, load_gpt
+from tools.steps import ROOT, STAGES
 
-NAMES = ["singlegpu.py", *(step.file for step in ALL if step.file.endswith(".py"))]
-NAMES.remove("recipes/regroup.py")  # its page: for gloo
-TOKENS = ["gpt/tokens.py", "gpt/llama.py", "gpt/documents.py", "gpt/chunked_loss.py"]
-TOKENS.append("gpt/llama_tensor_parallel.py")
-FINETUNE = ["gpt/finetune.py", "gpt/finetune_chat.py"]
 QUICK = ["singlegpu.py", "multinode.py", "elastic_ddp.py", "gpt/fsdp.py"]
 LONGER = [name for name in SCRIPTS if name not in QUICK]
 LONGER += ["recipes/mixed_precision.py", "by_hand/fsdp.py", "gpt/gpt.py", "gpt/tensor_parallel.py"]
 OTHERS = [name for name in NAMES if name not in QUICK + LONGER]
-OPTIONS = {
-    **GPT_OPTIONS,
-    "gpt/accumulate.py": "--micro_batch_size 2",
-    "gpt/pipeline_parallel.py": "--pp_size 2 --micro_batches 2 --n_layer 2",
-    "gpt/three_d.py": "--tp_size 2 --micro_batches 2",
-    # All experts: of fewer, a token may select others in bfloat16 than in float32.
-    **dict.fromkeys(["gpt/moe.py", "gpt/expert_parallel.py"], "--n_experts 2 --top_k 2"),
-    **dict.fromkeys(FINETUNE, "--learning_rate 1e-3"),
-    "gpt/documents.py": "--end_token 0 --n_embd 32",
-}
 THREE_D = "--pp_size 2 --tp_size 2 --micro_batches 2 --n_layer 2"
 WIDE = [  # on more ranks, where there are so many GPUs
     ("elastic_ddp.py", 4, ""),
@@ -52,39 +35,6 @@ script.Digits = lambda: script.Subset(Digits(), range(1600))
 # The others load their snapshots as one of these does.
 GPT = ["gpt/gpt.py", "gpt/dcp.py", "gpt/fsdp.py", "gpt/local_sgd.py", "gpt/muon.py"]
 RESUMED = [*SCRIPTS, *GPT]
-SIZE, CONTEXT = 48, 8  # chunks of a text
-
-
-def data_options(folder, name):
-    """Writes what a file of gpt/ learns, unless it is there; returns the options that say so."""
-    chunks = SIZE + VAL_CHUNKS
-    # Of a chat in 8 tokens, nothing would be left to learn.
-    context = 40 if name == "gpt/finetune_chat.py" else CONTEXT
-    options = f"--context {context}"
-    if name != "gpt/gpt.py":
-        options += f" --val_tokens {VAL_CHUNKS * context}"
-    folder.mkdir(exist_ok=True)
-    if name in TOKENS:
-        write_tokens(folder / "tokens", chunks, context)
-        return f"{TINY} {options} --data {folder}/tokens"
-    if name == "gpt/finetune_chat.py":
-        write_chats(folder / "text", chunks)
-    else:
-        write_text(folder / "text", chunks, context)
-    options += f" --text {folder}/text"
-    if name not in FINETUNE:
-        return f"{TINY} {options}"
-    if not (folder / "model").exists():
-        make_model(folder / "model", "Llama")
-    return f"{options} --model {folder}/model --export_path {folder}/exported"
-
-
-def options_of(shell, name, options=None):
-    """Returns the options of a script, with those of its data, unless it has that itself."""
-    options = OPTIONS.get(name, "") if options is None else options
-    if name.startswith("gpt/"):
-        options = f"{data_options(shell.folder, name)} --batch_size 4 {options}"
-    return options
 
 
 def weights(path):
@@ -254,9 +204,10 @@ def test_check_cluster_on_pretended_gpus(shell):
     assert job.succeeds().count(" TFLOP/s") == 2
 
 
-FIRST_FILES = [f"tests/test_{name}.py" for name in ("training", "preemptible", "one_rank")]
-MORE_FILES = ("gpt", "gpt_sharded", "recipes", "by_hand", "bad_input", "own_changes", "hangs")
-MORE_FILES = FIRST_FILES + [f"tests/test_{name}.py" for name in MORE_FILES]
+FIRST_FILES = ["stages/test_training", "stages/test_preemptible", "every_script/test_one_rank"]
+MORE_FILES = [*FIRST_FILES, "gpt/test_gpt", "gpt/test_gpt_sharded", "recipes/test_recipes"]
+MORE_FILES += ["every_script/test_bad_input", "every_script/test_own_changes"]
+MORE_FILES += ["by_hand/test_by_hand", "pages/test_hangs"]
 
 
 @pytest.mark.long
@@ -268,6 +219,7 @@ def test_suite_on_a_machine_with_gpus(gpus, files):
     env = environment() | pretend_gpus(gpus)
     del env["CUDA_VISIBLE_DEVICES"], env["TEST_GPUS"]
     marks = "not (path or long or gpu)"
+    files = [f"tests/{file}.py" for file in files]
     result = run("python", "-m", "pytest", "-n", "0", "-m", marks, *files, env=env)
     assert result.returncode == 0, result.stdout
 
@@ -318,5 +270,5 @@ def test_real_gpus(shell, name, ranks, options):
 @pytest.mark.parametrize("context", [200, 256])
 def test_attention_of_documents_on_real_gpus(shell, monkeypatch, context):
     """Below 128 tokens, FlexAttention has another kernel; it pads what 128 does not divide."""
-    monkeypatch.setitem(globals(), "CONTEXT", context)
+    monkeypatch.setattr("gpt_helpers.CONTEXT", context)
     test_real_gpus(shell, "gpt/documents.py", 2, None)

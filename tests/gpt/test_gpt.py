@@ -10,6 +10,7 @@ from textwrap import indent
 
 import pytest
 import torch
+from gpt_helpers import OPTIONS, TINY, write_tokens
 from helpers import (
     CLOCK,
     LOG_LOSSES,
@@ -19,14 +20,13 @@ from helpers import (
     SIGNAL,
     VAL_CHUNKS,
     assert_equal,
+    curves,
     fences,
     gpt_config,
     logged_losses,
     long,
     patch,
 )
-from test_recipes import curves
-from test_tokens import write_tokens
 from torch.nn import functional
 
 from tools.launch.snapshots import load, load_gpt, max_abs_diff, write_text
@@ -34,14 +34,6 @@ from tools.steps import ROOT
 
 # Of the others, tools/chain/every_kill.py and the judge prove the ways to stop and resume.
 WITH_SNAPSHOTS_OF_THEIR_OWN = ["gpt/gpt.py", *long("gpt/local_sgd.py", "gpt/dcp.py")]
-TINY = "--n_layer 1 --n_head 2 --n_embd 16 --context 8"
-OPTIONS = {
-    "gpt/slow_network.py": "--compress",
-    "gpt/local_sgd.py": "--sync_every 4",
-    "gpt/tensor_parallel.py": "--tp_size 2",
-    "gpt/llama_tensor_parallel.py": "--tp_size 2 --n_kv_head 2",
-    "gpt/context_parallel.py": "--cp_size 2",
-}
 BATCH_SIZE = 16  # of all ranks together
 SIZE = 182  # chunks: 11 global batches of 16 and one of 6
 

@@ -4,10 +4,10 @@ import json
 import os
 import subprocess
 import sys
-from itertools import pairwise
 
 import pytest
 import torch
+from gpt_helpers import prepare, save_tokenizer, write_tokens
 from helpers import SHORT_GPT, TIMEOUT_S, gpt_config, patch, run
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch.nn.functional import one_hot
@@ -19,10 +19,6 @@ from tools.steps import ROOT
 
 TINY = "--n_layer 1 --n_head 1 --n_embd 16"
 END = "<|endoftext|>"
-
-
-def prepare(folder, options):
-    return run("python", ROOT / "gpt" / "prepare_tokens.py", *options.split(), folder=folder)
 
 
 def test_prepared(tmp_path):
@@ -164,32 +160,6 @@ def test_bad_input(tmp_path, shell):
     for path in (tmp_path / "tokens").glob("*.uint16"):
         path.unlink()
     shell.ranks("gpt/tokens.py").fails("no tokens in --data tokens: ")
-
-
-def save_tokenizer(path, size, *special_tokens):
-    tokenizer = Tokenizer(models.WordLevel({str(n): n for n in range(size)}, "0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
-    tokenizer.add_special_tokens([*special_tokens])
-    tokenizer.save(str(path))
-
-
-def write_tokens(folder, chunks, context):
-    """Writes random tokens in three shards, and a tokenizer, unless there are some."""
-    if folder.exists():
-        return
-    folder.mkdir()
-    save_tokenizer(folder / "tokenizer.json", 300)
-    random = torch.Generator().manual_seed(0)
-    size = chunks * context + 1
-    tokens = torch.randint(300, [size], generator=random)
-    tokens[torch.rand(size, generator=random) < 0.1] = 0  # ends of documents
-    tokens[5 * context : 6 * context] = 0  # without a target that counts
-    tokens[-1] = 0
-    # A chunk's last target is the first token of the next one, so the shards overlap by it.
-    ends = [0, chunks // 4, chunks * 2 // 3, chunks]
-    for number, (start, end) in enumerate(pairwise(ends)):
-        shard = tokens[start * context : end * context + 1].to(torch.uint16)
-        (folder / f"{number}.uint16").write_bytes(shard.numpy().tobytes())
 
 
 def test_vocabulary_of_llama_3(shell):
