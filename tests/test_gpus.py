@@ -18,7 +18,7 @@ from tools.launch.snapshots import load, load_gpt, make_model, write_chats, writ
 from tools.steps import ALL, ROOT, STAGES
 
 NAMES = ["singlegpu.py", *(step.file for step in ALL if step.file.endswith(".py"))]
-NAMES.remove("recipes/regroup.py")  # its page: for gloo
+NAMES.remove("by_hand/regroup.py")  # its page: for gloo
 TOKENS = ["gpt/tokens.py", "gpt/llama.py", "gpt/documents.py", "gpt/chunked_loss.py"]
 TOKENS.append("gpt/llama_tensor_parallel.py")
 FINETUNE = ["gpt/finetune.py", "gpt/finetune_chat.py"]
