@@ -1,7 +1,7 @@
 """Seconds from the SIGKILL of one of three processes to the next step of the others, in three ways.
 
 Each process is a node of its own: under torchrun with its default settings, under torchrun with
-those of docs/elastic_ddp.md, and with recipes/regroup.py, in turn: python -m bench.recovery_time 10
+those of docs/elastic_ddp.md, and with by_hand/regroup.py, in turn: python -m bench.recovery_time 10
 """
 
 import argparse
@@ -93,7 +93,7 @@ def measure(command, phases):
 
 def write_scripts(folder):
     """Returns the command of each of two scripts that tell what they do."""
-    for script in ("elastic_ddp.py", "recipes/regroup.py"):
+    for script in ("elastic_ddp.py", "by_hand/regroup.py"):
         path = patch(folder, script, TELL)
         path.write_text('print("python started", flush=True)\n' + path.read_text())
         yield f"{path} 100000 100000"
@@ -121,7 +121,7 @@ def main():
             "elastic_ddp.py": (f"{torchrun} --rdzv_conf={FAST_CONF} {elastic}", RESTART_PHASES),
             "regroup.py": (f"python {regroup} --coordinator {address}", REGROUP_PHASES),
         }
-        coordinator = Job(f"python recipes/coordinator.py {address}", Path(folder), {})
+        coordinator = Job(f"python by_hand/coordinator.py {address}", Path(folder), {})
         try:
             TCPStore("localhost", port + 1)  # the coordinator's: it listens
             rounds = [

@@ -21,7 +21,7 @@ from tools.steps import ALL, ROOT, STEPS
 
 SCRIPTS = [STEPS[0].base, *(step.file for step in STEPS)]
 NAMES = ["singlegpu.py", *(step.file for step in ALL if step.file.endswith(".py"))]
-NAMES.remove("recipes/regroup.py")  # its page: for gloo
+NAMES.remove("by_hand/regroup.py")  # its page: for gloo
 LONG = pytest.mark.long
 NIGHTLY = [LONG, pytest.mark.nightly]
 IGNORED = shutil.ignore_patterns(".venv", ".git", "runs", "logs", "site", "*.pt", "*.pyc")

@@ -48,12 +48,12 @@ LATER_RECIPES = [  # of stages that save within an epoch
     Step("elastic_ddp.py", "recipes/own_disks.py", 9),
     Step("elastic_ddp.py", "recipes/stream.py", 82),
     Step("elastic_ddp.py", "recipes/save_after_failure.py", 25),
-    Step("recipes/save_after_failure.py", "recipes/regroup.py", 117),
 ]
 BY_HAND = [
     Step("multigpu_torchrun.py", "by_hand/ddp.py", 45),
     Step("by_hand/ddp.py", "by_hand/zero.py", 76),
     Step("by_hand/zero.py", "by_hand/fsdp.py", 81),
+    Step("recipes/save_after_failure.py", "by_hand/regroup.py", 117),
 ]
 GPT = [
     Step("preemptible.py", "gpt/gpt.py", 147),  # the model comes

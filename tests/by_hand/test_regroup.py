@@ -48,12 +48,12 @@ class Training:
         self.shell = shell
         self.epochs = epochs
         self.port = free_port(2)
-        script = patch(shell.folder, "recipes/regroup.py", RECORD + setup)
+        script = patch(shell.folder, "by_hand/regroup.py", RECORD + setup)
         self.command = (
             f"{script} {epochs} 1000 --timeout 0.05 {options} --coordinator localhost:{self.port}"
         )
         self.coordinator = shell.start(
-            f"exec python recipes/coordinator.py localhost:{self.port} {patience}"
+            f"exec python by_hand/coordinator.py localhost:{self.port} {patience}"
         )
         limit = TimeLimit()
         while not self.coordinator_listens():
@@ -190,7 +190,7 @@ def test_no_coordinator(shell):
     setup = (
         "real_timedelta = script.timedelta\nscript.timedelta = lambda **time: real_timedelta(0, 1)"
     )
-    script = patch(shell.folder, "recipes/regroup.py", setup)
+    script = patch(shell.folder, "by_hand/regroup.py", setup)
     job = shell.ranks(f"{script} --coordinator localhost:{free_port()}")
     job.fails("no coordinator at localhost:")
 
@@ -207,7 +207,7 @@ def test_no_coordinator(shell):
 )
 def test_bad_addresses(shell, arguments, message):
     arguments = arguments.format(port=free_port(2))
-    shell.ranks(f"{ROOT}/recipes/coordinator.py {arguments}").fails(message)
+    shell.ranks(f"{ROOT}/by_hand/coordinator.py {arguments}").fails(message)
 
 
 @pytest.mark.nightly

@@ -82,7 +82,7 @@ EXCEPTIONS = [
     Row("save_after_failure.md: torch", "a rank is killed", until="saved save_after_failure.pt"),
     Row("stream.md: torchrun ", "Ctrl-C", until="saved stream.pt", stop=True),
     Row(
-        "regroup.md: python recipes/regroup.py ",
+        "regroup.md: python by_hand/regroup.py ",
         "three processes, of which the last one is killed",
         joined=[f"group {number}: {number} processes" for number in (1, 2, 3)],
     ),

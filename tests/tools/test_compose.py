@@ -44,7 +44,6 @@ from tools.steps import ROOT, STAGES
 
 WRITE = "WRITE_PAIRS" in os.environ
 FILES = [file for file in BASES if file not in STAGES[:4] and series(file) != "by_hand"]
-FILES.remove("recipes/regroup.py")  # which torchrun does not start
 CHOICES = [
     pair
     for pair in itertools.combinations(FILES, 2)
@@ -388,7 +387,7 @@ def compose_in(folder, arguments):
         ("multinode.py recipes/fsdp.py", "recipes/fsdp.py contains multinode.py, on which it"),
         ("elastic_ddp.py gpt/fsdp.py", "elastic_ddp.py and gpt/fsdp.py are of different series"),
         ("recipes/fsdp.py recipes/verify.py", "go together: the ranks hold different shards"),
-        ("recipes/regroup.py recipes/verify.py", "is started in a way of its own"),
+        ("by_hand/regroup.py recipes/verify.py", "is started in a way of its own"),
         ("recipes/evaluate.py preemptible.py --check", "the judge of make check knows no recipes"),
         ("recipes/evaluate.py recipes/verify.py -o {folder} --force", "is a folder, or one of the"),
         ("recipes/evaluate.py recipes/verify.py -o {folder}/bad.py", "bad.py exists: name another"),
@@ -698,6 +697,28 @@ def test_upgrade_of_an_older_copy(copy):
     assert "multinode.py has 0 changed lines since HEAD" in result.stdout
     nearer = "own.py is nearer to another version: is it a copy of multinode.py@"
     assert f"{nearer}{first.strip()}?" in result.stdout
+
+
+@pytest.mark.parametrize("name", ["recipes/regroup.py", "by_hand/regroup.py"])
+def test_upgrade_of_a_file_that_has_moved(copy, name):
+    """A copy from before finds its old text by the old name and by the new one."""
+    git = ["git", "-c", "user.name=test", "-c", "user.email=test@localhost"]
+    for command in ("mv by_hand/regroup.py recipes", "commit -qm old"):
+        assert run(*git, *command.split(), folder=copy).returncode == 0
+    own = with_own_model((copy / "recipes/regroup.py").read_text())
+    (copy / "own.py").write_text(own)
+    assert run(*git, "mv", "recipes/regroup.py", "by_hand", folder=copy).returncode == 0
+    edit(copy / "by_hand/regroup.py", *SINCE[1])
+    assert run(*git, "commit", "-qam", "moved", folder=copy).returncode == 0
+    arguments = ["own.py", "--upgrade", "--base", f"{name}@HEAD^"]
+    result = run(sys.executable, "-m", "tools.compose", *arguments, folder=copy)
+    assert result.returncode == 0, result.stderr
+    assert "by_hand/regroup.py has 2 changed lines since HEAD^" in result.stdout
+    assert "nearer" not in result.stdout
+    new = with_own_model((copy / "by_hand/regroup.py").read_text())
+    assert (copy / "own_upgraded.py").read_text().partition("\nimport")[2] == new.partition(
+        "\nimport"
+    )[2]
 
 
 def test_upgrade_in_conflict(copy):

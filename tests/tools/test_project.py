@@ -29,8 +29,9 @@ def test_steps_are_short(step):
         tables = [("docs/index.md", f"]({page}) |")]
         link = f"[{printed.strip()} changed lines](docs/{page})"
         assert (ROOT / "README.md").read_text().count(link) == 1
-    elif step in RECIPES:
-        tables = [("docs/recipes/index.md", f"[`{Path(step.file).name}`](")]
+    elif step in RECIPES + steps.BY_HAND:
+        table = f"docs/{Path(step.file).parent}/index.md"
+        tables = [(table, f"[`{Path(step.file).name}`](")]
     elif step in steps.GPT:
         tables = [("docs/gpt/index.md", f"]({page}) |")]
     elif step in steps.PORTS:
@@ -99,7 +100,7 @@ def test_cascade_names_stale_resolutions(copy):
     assert sorted(said) == [f"{files} become: they have changed" for files in stale]
 
 
-@pytest.mark.parametrize("name", ["", "nosuch.py", "recipes/regroup.py"])
+@pytest.mark.parametrize("name", ["", "nosuch.py", "by_hand/regroup.py"])
 def test_cascade_of_nothing(copy, name):
     result = cascade(copy, name)
     assert result.returncode == 1

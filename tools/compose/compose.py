@@ -22,6 +22,7 @@ from tools.steps import ALL, ROOT, STAGES
 BASES = {step.file: step.base for step in ALL if step.file.endswith(".py")}  # __main__ adds yours
 FILES = [STAGES[0], *BASES]
 PAIRS = Path(__file__).with_name("pairs.json")  # which are proven, by tests/tools/test_compose.py
+RENAMED = {"recipes/regroup.py": "by_hand/regroup.py"}  # from the name that older copies know
 OLD = {}  # the text of an old version, by its name, such as multinode.py@1.0
 
 
@@ -215,8 +216,18 @@ def read_old(name):
         revision = git("log", "--reverse", "--format=%H", "-G", heading, "--", "CHANGELOG.md")
     if not revision:
         fail(f"--base {name}: git knows no such revision, nor CHANGELOG.md such a version")
-    text = git("show", f"{revision.split()[0]}:{file}")
+    text = show(revision.split()[0], RENAMED.get(file, file))
     return text or fail(f"--base {name}: there was no {file} then")
+
+
+def names_of(file):
+    """Returns the name of a file of the series, and those that it had before."""
+    return [file, *(old for old, new in RENAMED.items() if new == file)]
+
+
+def show(revision, file):
+    """Returns the text of a file in a revision, under the name that it had then, or ""."""
+    return next(filter(None, (git("show", f"{revision}:{name}") for name in names_of(file))), "")
 
 
 def nearest_version(own, base, old):
@@ -225,11 +236,11 @@ def nearest_version(own, base, old):
 
     def distance(version):
         file, _, revision = version.partition("@")
-        text = OLD.get(version) or git("show", f"{revision}:{file}")
+        text = OLD.get(version) or show(revision, file)
         other = Counter(text.splitlines())
         return (lines - other).total() + (other - lines).total()
 
-    revisions = git("log", "--format=%h", "--", base).split()
+    revisions = git("log", "--format=%h", "--", *names_of(base)).split()
     return min([old, *(f"{base}@{revision}" for revision in revisions)], key=distance)
 
 
@@ -258,6 +269,8 @@ def series(file):
 
 def check_choice(parts):
     """Ends with a line if these files are known to make no script."""
+    if "by_hand/regroup.py" in parts:
+        fail("by_hand/regroup.py is started in a way of its own, and goes with no other file")
     for part, other in itertools.permutations(parts, 2):
         if part == other:
             fail(f"{part} is named twice")
@@ -265,8 +278,6 @@ def check_choice(parts):
             fail(f"{other} contains {part}, on which it builds: leave {part} out")
         if series(part) != series(other):
             fail(f"{part} and {other} are of different series")
-    if "recipes/regroup.py" in parts:
-        fail("recipes/regroup.py is started in a way of its own, and goes with no other file")
     for (part, other), known in pairs(parts).items():
         if known not in (None, "proven", "conflict"):
             fail(f"{part} and {other} do not go together: {known}")

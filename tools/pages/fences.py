@@ -18,10 +18,9 @@ from pathlib import Path
 from tools.judge.faults import FAULTS
 from tools.steps import (
     ALL,
+    GPT,
     JOB_STEPS,
-    LATER_RECIPES,
     PORTS,
-    RECIPES,
     ROOT,
     STEPS,
     Step,
@@ -234,14 +233,32 @@ def line_numbers(text):
     print(text, end="")
 
 
-def recipes(table):
-    """Prints the table of docs/recipes/index.md: a new recipe's row has the title of its page."""
-    rows = {name: row for row, name in re.findall(r"^(.*`(\w+)\.py`\].*) \d+ \|$", table, re.M)}
-    print("\n| recipe | what it adds | changed lines |\n|---|---|---|")
-    for step in RECIPES + LATER_RECIPES:
+def table(folder, written):
+    """Prints the table of a folder's files, for its index: a new row has the title of its page."""
+    rows = {
+        name: row for row, name in re.findall(r"^(\| \[`(\w+)\.py`\].*?\|.*?\|)", written, re.M)
+    }
+    print("\n| file | what it adds | built on | changed lines |\n|---|---|---|---|")
+    for step in ALL:
         name = Path(step.file).stem
+        if not step.file.startswith(f"{folder}/"):
+            continue
         if name not in rows:
-            title = (ROOT / "docs" / "recipes" / f"{name}.md").read_text().partition("\n")[0]
+            title = (ROOT / "docs" / folder / f"{name}.md").read_text().partition("\n")[0]
             rows[name] = f"| [`{name}.py`]({name}.md) | {title.removeprefix('# ')} |"
-        print(rows[name], changed_lines(step.base, step.file), "|")
+        print(rows[name], f"`{step.base}` |", changed_lines(step.base, step.file), "|")
     print()
+
+
+def branches(file):
+    """Yields a line for each file of gpt/ that builds on `file`, above what builds on that one."""
+    files = [step.file for step in GPT if step.base == file]
+    for name in files:
+        last = name == files[-1]
+        yield f"{'└── ' if last else '├── '}{name}"
+        yield from (f"{'    ' if last else '│   '}{line}" for line in branches(name))
+
+
+def tree(root):
+    """Prints which file of gpt/ builds on which, for its index."""
+    print("```", root, *branches(root), "```", sep="\n")

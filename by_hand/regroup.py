@@ -1,10 +1,10 @@
 """Train on CPUs while processes come and go, without a restart of the others. Once, on HOST:
 
-    python recipes/coordinator.py HOST:29400
+    python by_hand/coordinator.py HOST:29400
 
 Then, for each device, on any node:
 
-    python recipes/regroup.py 50 10 --coordinator HOST:29400
+    python by_hand/regroup.py 50 10 --coordinator HOST:29400
 
 Trains for 50 epochs and saves a snapshot every 10. Started again, it resumes from the snapshot;
 to start afresh, delete the file or name another one with --snapshot_path.

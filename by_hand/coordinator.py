@@ -1,4 +1,4 @@
-"""Forms the process groups of recipes/regroup.py: python recipes/coordinator.py HOST:29400
+"""Forms the process groups of by_hand/regroup.py: python by_hand/coordinator.py HOST:29400
 
 HOST is this machine's name in the network of the job: only who reaches it there can connect. The
 next port, 29401, is that of the store, where the ranks of a group find each other. Like torchrun's
