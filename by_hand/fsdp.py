@@ -210,7 +210,7 @@ class Trainer:
             torch.load(tmp_path, map_location="meta", weights_only=True)  # as when it resumes
             os.replace(tmp_path, path)  # atomic: `path` is always a complete snapshot
         except Exception as error:
-            sys.exit(f"cannot save {path}: disk full, or file used by another run? {error}")
+            sys.exit(f"cannot save {path}: disk full, second run, or not plain numbers? {error}")
         self._log(f"epoch {self.epochs_run} | loss {self.loss:.4g} | saved {path}")
 
     def _whole_model_state(self):
@@ -243,7 +243,7 @@ class Trainer:
         except FileNotFoundError:
             return  # there is no snapshot yet
         except Exception as error:
-            sys.exit(f"cannot load {self.args.snapshot_path}: move it or name another\n{error!r}")
+            sys.exit(f"cannot load {source}: move it or set another --snapshot_path\n{error!r}")
 
     def _log(self, message):
         if not self.is_main:

@@ -438,7 +438,7 @@ class Trainer:
             self.loss = snapshot.get("loss", 0.0)
             self.total_loss.fill_(self.loss * self.samples_run / dist.get_world_size())
         except (Exception, dcp.CheckpointException) as error:
-            sys.exit(f"cannot load {self.args.snapshot_path}: move it or name another\n{error!r}")
+            sys.exit(f"cannot load {source}: move it or set another --snapshot_path\n{error!r}")
 
     def _log(self, message):
         if not self.is_main:
