@@ -39,12 +39,6 @@ STATEMENTS = {  # what their units are called; functions and classes have names 
 MAX_UNIT_LINES = 75  # a class up to this length is one unit
 MAX_REMOVED_LINES = 12  # of a unit that a step drops whole: of a longer one, the first is shown
 CONTEXT_LINES = 2  # unchanged ones around a changed one
-USES = {  # what units of singlegpu.py are for
-    "make the model and the data": "ToyModel ToyDataset main",
-    "save and load snapshots": "Trainer._save_snapshot Trainer._load_snapshot",
-    "read the arguments": "parse_args",
-    "are the training step": "Trainer._run_batch",
-}
 
 
 def first_line(node):
@@ -194,19 +188,12 @@ def essential(file, *texts):
 
 
 def step():
-    """Prints the training step of singlegpu.py, after what the file's other lines are for."""
+    """Prints the training step of singlegpu.py, with its share of the file's lines."""
     parts = units("singlegpu.py")
     sizes = {unit: sum(1 for line in lines if line.strip()) for unit, lines in parts.items()}
+    save, own = sizes["Trainer._save_snapshot"], sizes["Trainer._run_batch"]
     total = sum(sizes.values())
-    counts = [
-        f"{sum(sizes.pop(unit) for unit in names.split())} {use}" for use, names in USES.items()
-    ]
-    text = f"Of its {total} lines (blank ones left out), {counts.pop()}; {', '.join(counts)}, and"
-    print(
-        textwrap.fill(
-            f"{text} {sum(sizes.values())} run the epochs, log and import. The step:", 100
-        )
-    )
+    print(f"The file has {total} lines; {save} save the snapshot, {own} are the step:")
     code = textwrap.dedent("\n".join(parts["Trainer._run_batch"])).strip()
     print("```python", code, "```", sep="\n")
 
