@@ -1,6 +1,6 @@
 """The constants of gpt/ against their sources: a plain loop, without any of the series' code.
 
-test_gpt_sharded.py compares the files with each other, which does not show what all have wrong.
+test_shards.py compares the files with each other, which does not show what all have wrong.
 """
 
 import math
