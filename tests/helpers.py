@@ -26,7 +26,6 @@ LONG = pytest.mark.long
 NIGHTLY = [LONG, pytest.mark.nightly]
 IGNORED = shutil.ignore_patterns(".venv", ".git", "runs", "logs", "site", "*.pt", "*.pyc")
 ALL_DONE = 'until left=$(squeue -h) && [ -z "$left" ]; do sleep 0.5; done'
-
 needs_slurm = pytest.mark.skipif(
     bool(missing_packages()),
     reason=f"get the Slurm tests with: sudo apt-get install {' '.join(missing_packages())}",

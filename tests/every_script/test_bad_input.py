@@ -91,8 +91,6 @@ CHECKED_BY_MAIN = {
     "gpt/finetune_chat.py": ["--frozen_layers"],
     "gpt/prepare_tokens.py": ["--tokenizer", "folder"],
 }
-
-
 LATER = [step.file for step in steps.LATER_RECIPES if step.file not in POSITIONAL]
 
 

@@ -45,8 +45,6 @@ LAYOUTS = {  # ranks and options
     "llama_tensor_parallel.py": [(2, "--tp_size 2"), (4, "--tp_size 2 --recompute")],
     "muon.py": [(2, "--recompute"), (4, ""), (3, "")],
 }
-
-
 QUICK = ["hsdp.py"]
 LONGER = ["tensor_parallel.py", "pipeline_parallel.py", "expert_parallel.py", "llama.py"]
 OTHERS = [name for name in LAYOUTS if name not in QUICK + LONGER]
@@ -71,8 +69,6 @@ def print_count(self, inputs, targets):
     print(f"{len(graphs)} graphs, {sum(graphs)} of any size, breaks: {breaks}", end=" ")
     print(torch.get_float32_matmul_precision())
 """
-
-
 COMPILED = ["pretrain.py", "tensor_parallel.py", "context_parallel.py", "llama_tensor_parallel.py"]
 COMPILED += ["moe.py", "expert_parallel.py"]
 
@@ -235,8 +231,6 @@ def print_text(self, *arguments):
 script.GPT.generate = print_text
 """
 GREEDY = "torch.Tensor.multinomial = lambda self, count: self.argmax()[None]\n"
-
-
 SHARED = [
     ("tensor_parallel.py", 4, "--tp_size 2 --generate 12"),
     ("context_parallel.py", 2, "--cp_size 2 --generate 12"),
@@ -279,8 +273,6 @@ def print_held(self, inputs, targets):
     blocks = len([*self.model.blocks.children()])
     print(f"holds {blocks} x", *shapes, "on", script.time_of_block)
 """
-
-
 HELD = [
     ("fsdp.py", 4, "", "4 x 24x32 8x32 on 8"),
     ("hsdp.py", 4, "--shard_size 2", "4 x 48x32 16x32 on 8"),
@@ -307,8 +299,6 @@ MEASURE = f"""{MEASURE_MEMORY}
 script.Trainer._evaluate = lambda self: None
 script.GPT.generate = lambda self, prompt, max_new_tokens: ""
 """
-
-
 STAGES = "pipeline_parallel.py --pp_size 4 --micro_batches"
 
 

@@ -119,9 +119,7 @@ COMMANDS = [
     ("python -m tools.formulas.scaling", "best interval"),
     pytest.param("python -m bench.recovery_time 1", "regroup.py: ", marks=NIGHTLY),
     pytest.param(
-        "make bench BENCH_ARGS='--rounds 1 --epochs 1'",
-        "x raw DDP",
-        marks=pytest.mark.long,
+        "make bench BENCH_ARGS='--rounds 1 --epochs 1'", "x raw DDP", marks=pytest.mark.long
     ),
     pytest.param("make chaos FAULTS=1 SEED=65", ": good", marks=[pytest.mark.long, needs_slurm]),
 ]
