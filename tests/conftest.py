@@ -74,11 +74,7 @@ def site(tmp_path_factory):
 
 # First comes what builds the site, for which other workers would wait, then the longest: whoever
 # took one of these last would keep the others waiting.
-FIRST = (
-    "test_pages_are_as_made",
-    "test_job_files",
-    "test_preemptible[grace-1-faults0]",
-)
+FIRST = ("test_pages_are_as_made", "test_job_files", "test_preemptible[grace-1-faults0]")
 
 
 def pytest_collection_modifyitems(items):

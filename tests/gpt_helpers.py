@@ -13,6 +13,8 @@ from tools.launch.snapshots import load_gpt, make_model, max_abs_diff, write_cha
 from tools.steps import ROOT
 
 TINY = "--n_layer 1 --n_head 2 --n_embd 16 --context 8"
+TINY_BATCH = 16  # of all ranks together
+TINY_CHUNKS = 182  # to train on: 11 global batches of 16 and one of 6
 
 
 def prepare(folder, options):
@@ -87,6 +89,18 @@ def data_options(folder, name):
     if not (folder / "model").exists():
         make_model(folder / "model", "Llama")
     return f"{options} --model {folder}/model --export_path {folder}/exported"
+
+
+def write_tiny_text(shell, val_chunks=VAL_CHUNKS):
+    write_text(shell.folder / "text", TINY_CHUNKS + val_chunks, 8)
+
+
+def tiny_options(shell, name):
+    """Returns options for a tiny GPT, on a text of `TINY_CHUNKS` chunks to train on."""
+    val_chunks, val_options = (0, "") if name == "gpt/gpt.py" else (VAL_CHUNKS, SHORT_VAL)
+    write_tiny_text(shell, val_chunks)
+    options = f"{TINY} {val_options} --batch_size {TINY_BATCH // 2} {OPTIONS.get(name, '')}"
+    return f"{options} --text {shell.folder}/text --snapshot_path {shell.folder}"
 
 
 def options_of(shell, name, options=None):

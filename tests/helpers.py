@@ -20,13 +20,12 @@ from tools.launch.snapshots import load, load_gpt, max_abs_diff
 from tools.steps import ALL, ROOT, STEPS
 
 SCRIPTS = [STEPS[0].base, *(step.file for step in STEPS)]
-NAMES = ["singlegpu.py", *(step.file for step in ALL if step.file.endswith(".py"))]
-NAMES.remove("by_hand/regroup.py")  # its page: for gloo
+ALL_NAMES = ["singlegpu.py", *(step.file for step in ALL if step.file.endswith(".py"))]
+NAMES = [name for name in ALL_NAMES if not name.endswith("/regroup.py")]  # its page: for gloo
 LONG = pytest.mark.long
 NIGHTLY = [LONG, pytest.mark.nightly]
 IGNORED = shutil.ignore_patterns(".venv", ".git", "runs", "logs", "site", "*.pt", "*.pyc")
 ALL_DONE = 'until left=$(squeue -h) && [ -z "$left" ]; do sleep 0.5; done'
-
 needs_slurm = pytest.mark.skipif(
     bool(missing_packages()),
     reason=f"get the Slurm tests with: sudo apt-get install {' '.join(missing_packages())}",

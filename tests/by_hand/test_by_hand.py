@@ -42,8 +42,6 @@ class OwnModel(script.ToyModel):
 script.ToyModel = OwnModel
 """
 MODELS = {"toy": OWN_WEIGHTS, "block": BLOCK + OWN_WEIGHTS}
-
-
 ADAMW = "torch.optim.SGD = lambda parameters, **options: torch.optim.AdamW(parameters)\n"
 NO_STATE = """
 SGD = torch.optim.SGD

@@ -248,8 +248,6 @@ nn.MSELoss = lambda: {name}
 SGD = torch.optim.SGD
 torch.optim.SGD = lambda parameters, lr, **options: SGD(parameters, 1e-4, **options)
 """
-
-
 DICE = "(lambda outputs, targets: dice_loss(outputs.sigmoid(), targets.sigmoid()))"
 
 

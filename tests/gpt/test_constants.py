@@ -1,6 +1,6 @@
 """The constants of gpt/ against their sources: a plain loop, without any of the series' code.
 
-test_gpt_sharded.py compares the files with each other, which does not show what all have wrong.
+test_shards.py compares the files with each other, which does not show what all have wrong.
 """
 
 import math
@@ -24,7 +24,6 @@ STD = 0.02  # GPT-2's code, model.py; where a layer adds to the residual stream,
 # of it: its report, section 2.3. A block has two such layers.
 BIAS_STEP = 0.001  # DeepSeek-V3 (arXiv 2412.19437), section 4.2
 WARMUP = 0.1  # of the steps, from a tenth of the highest rate: a choice of ours
-
 FILES = [step.file for step in GPT[1:]]  # gpt.py has AdamW as torch makes it
 
 

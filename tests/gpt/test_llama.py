@@ -1,6 +1,6 @@
 """gpt/llama.py: the Llama of transformers, trained here and exported; documents in its chunks.
 
-test_gpt_sharded.py shows that it trains alike on any number of ranks, and what builds on it.
+test_shards.py shows that it trains alike on any number of ranks, and what builds on it.
 """
 
 import copy

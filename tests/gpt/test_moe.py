@@ -1,6 +1,6 @@
 """The mixture of gpt/moe.py: what a layer computes, what a token costs, and that loads get even.
 
-test_gpt_sharded.py shows that it and gpt/expert_parallel.py train alike on any number of ranks.
+test_shards.py shows that it and gpt/expert_parallel.py train alike on any number of ranks.
 """
 
 import argparse

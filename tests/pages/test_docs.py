@@ -75,8 +75,6 @@ THIN = """() => {
     looks.forEach((look) => seen.add(look));
   }
 }"""
-
-
 # Returns how many blocks of code are wider than their box, without the outputs, which may be.
 MEASURE = """() => {
   for (const hint of document.querySelectorAll("article > details")) hint.open = true;

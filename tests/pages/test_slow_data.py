@@ -29,8 +29,6 @@ class RecordedSamples(Samples):
         return super().__getitem__(index)
 script.ToyDataset = lambda size: RecordedSamples(os.environ["DATA"])
 """
-
-
 # Two ranks with two workers each; shard n holds 10 + n samples, of which the ranks get 50 and 41.
 STREAMED = f"""
 import itertools, torch, torch.distributed as dist
@@ -69,11 +67,7 @@ def assert_each_sample_once(path):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_zipped_are_the_files(tmp_path, monkeypatch, workers):
     """Byte for byte, also in forked workers of a process that has read from the file itself."""
-    files = {
-        "files/empty": b"",
-        "files/a/b/Größe 你好": b"x",
-        "files/large": os.urandom(3_000_000),
-    }
+    files = {"files/empty": b"", "files/a/b/Größe 你好": b"x", "files/large": os.urandom(3_000_000)}
     files |= {f"files/c/{number}": os.urandom(10 * number) for number in range(500)}
     for name, content in files.items():
         path = tmp_path / name

@@ -11,7 +11,6 @@ from tools.launch.jobs import pretend_gpus
 from tools.steps import ROOT
 
 SCRIPT = "recipes/images.py"
-
 PAGE = (ROOT / "docs/recipes/images.md").read_text()
 SNIPPETS = re.findall(r"^```python\n(.*?)^```.*?^```text\n(.*?)^```", PAGE, re.S | re.M)
 

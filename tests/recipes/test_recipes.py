@@ -36,7 +36,6 @@ OPTIONS = {
     "recipes/mixed_precision.py": "--dtype float16",
     "recipes/gradient_accumulation.py": "--micro_batch_size 8",
 }
-
 # Where the first image is brightest, in each epoch.
 PRINT_SHIFT = """
 @after(script.Trainer, "_run_epoch")
@@ -54,8 +53,6 @@ torch.amp.GradScaler = functools.partial(torch.amp.GradScaler, init_scale=2.0**4
 """,
     "recipes/images.py": FORK + PRINT_SHIFT,
 }
-
-
 QUICK = ["recipes/mixed_precision.py", "recipes/fsdp.py", "recipes/monitor.py"]
 # The judge's check `restart` looks at the others.
 LONGER = [name for name in NAMES if name not in QUICK and name.removesuffix(".py") not in JUDGED]
@@ -138,8 +135,6 @@ nn.parallel.DistributedDataParallel = ddp_with_hook
 def print_size(self, inputs):
     print("forward of", len(inputs))
 """
-
-
 # With data workers, they alone load samples, for evaluation as well, and in batches.
 NO_LOADING_BY_RANK = """
 @before(script.ToyDataset, "__getitem__")
@@ -270,7 +265,6 @@ class Usage:  # a GB more on rank 1
     ru_maxrss = script.getrusage(0).ru_maxrss + 10**9 // 1024 * int(os.environ["RANK"])
 script.getrusage = lambda who: Usage
 """
-
 # The first parameter is in no forward pass.
 UNUSED = """
 class PartlyUsedModel(script.ToyModel):

@@ -214,8 +214,7 @@ TIME_LIMIT = "scancel --signal=USR1 --batch $job"
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("partition", "nodes", "faults"),
-    [("grace", 1, [PREEMPT]), ("main", 2, [TIME_LIMIT, PREEMPT])],
+    ("partition", "nodes", "faults"), [("grace", 1, [PREEMPT]), ("main", 2, [TIME_LIMIT, PREEMPT])]
 )
 def test_preemptible(cluster, shell, partition, nodes, faults):
     """At the signal of a time limit, and at a preemption, the job saves, comes back and continues.

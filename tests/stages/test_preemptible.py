@@ -34,7 +34,6 @@ SAVE_AFTER_FAILURE = "recipes/save_after_failure.py"
 SIZE = 1000  # samples: 15 global batches of 64 and one of 40
 STEPS = 16  # per epoch
 BATCH_SIZE = 64  # of all ranks together
-
 RESIZE = FORK + resize(SIZE)
 # Notes which samples each process trains, by their first number.
 RECORD = f"""{RESIZE}{pause(0.01)}  # so that a signal comes within the first epochs

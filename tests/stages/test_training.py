@@ -8,14 +8,7 @@ import sys
 import pexpect
 import pytest
 import torch
-from helpers import (
-    SCRIPTS,
-    assert_trained,
-    documented_error,
-    fences,
-    patch,
-    reference_run,
-)
+from helpers import SCRIPTS, assert_trained, documented_error, fences, patch, reference_run
 
 from tools.launch.snapshots import max_abs_diff
 from tools.steps import ROOT

@@ -121,23 +121,12 @@ FROM_ITS_START = (
     "        self.first = getattr(self, 'first', epoch)\n"
     "        self.train_loader.sampler.set_epoch(epoch - self.first)\n",
 )
-
 MESSAGES = [
     (ONE, "starts", (BACKWARD, "        loss.backward(\n"), r"line \d+\n.*loss.backward"),
     (ONE, "weights", (BACKWARD, BACKWARD + "        self.model.eval()\n"), "in eval mode"),
     (ONE, "snapshot", (SAVED, OTHER), "state in it is empty"),
-    (
-        ONE,
-        "seed",
-        ("    torch.manual_seed(args.seed)\n", ""),
-        "begin with different weights",
-    ),
-    (
-        TORCHRUN,
-        "weights",
-        (BACKWARD, HALVED),
-        "first update is 0.5 times .* averaged twice",
-    ),
+    (ONE, "seed", ("    torch.manual_seed(args.seed)\n", ""), "begin with different weights"),
+    (TORCHRUN, "weights", (BACKWARD, HALVED), "first update is 0.5 times .* averaged twice"),
     (TORCHRUN, "weights", OWN_MOMENTUM, "optimizers have different states"),
     (TORCHRUN, "loss", TWICE_THE_LOSS, "This is 2 times the right one"),
     (TORCHRUN, "resume", FROM_ITS_START, "epoch 2, it takes the samples in epoch 1's order"),
@@ -145,25 +134,12 @@ MESSAGES = [
     (
         TORCHRUN,
         "starts",
-        (
-            BACKWARD,
-            f"        if dist.get_rank() == 1:\n            dist.barrier()\n{BACKWARD}",
-        ),
+        (BACKWARD, f"        if dist.get_rank() == 1:\n            dist.barrier()\n{BACKWARD}"),
         r"It hangs: .*\nRank 0 waits in line \d+: loss.back.*\nRank 1 .* line \d+: dist.barr",
     ),
-    (
-        TORCHRUN,
-        "starts",
-        OTHER_SIZE,
-        "called different collectives(.|\n)*what.*100000 vs 4",
-    ),
+    (TORCHRUN, "starts", OTHER_SIZE, "called different collectives(.|\n)*what.*100000 vs 4"),
     ("elastic_ddp", "starts", (" or global_batch[:1]", ""), "the last batch has 1 samples"),
-    (
-        TORCHRUN,
-        "device",
-        ("    dist.destroy_process_group()\n", ""),
-        "end without destroy_proc",
-    ),
+    (TORCHRUN, "device", ("    dist.destroy_process_group()\n", ""), "end without destroy_proc"),
     ("preemptible", "signal", (OWN_SESSION, ""), "SIGTERM reaches data workers"),
     ("preemptible", "signal", (HANDLED, "()"), "SIGTERM has no handler"),
     ("preemptible", "signal", ALONE, "A rank has stopped, and another fails"),

@@ -31,8 +31,7 @@ def dry_run(command, folder=ROOT):
 
 
 @pytest.mark.parametrize(
-    ("name", "ranks"),
-    first(1, [FAST, *(case for case in CASES if case != FAST)]),
+    ("name", "ranks"), first(1, [FAST, *(case for case in CASES if case != FAST)])
 )
 def test_many_ranks(name, ranks):
     """The mesh, and how much of each matrix rank 0 holds. Each rank evaluates a chunk at least."""

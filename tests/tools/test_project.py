@@ -1,12 +1,11 @@
-"""Steps are short, edits are carried along them, all files save alike, commands of make work."""
+"""Steps are short, edits are carried along them, commands of make work."""
 
 import re
 import shlex
-import shutil
 from pathlib import Path
 
 import pytest
-from helpers import NIGHTLY, edit, needs_slurm, run, snippet
+from helpers import NIGHTLY, edit, needs_slurm, run
 
 from tools import steps
 from tools.steps import ROOT
@@ -108,71 +107,6 @@ def test_cascade_of_nothing(copy, name):
     assert "Traceback" not in result.stderr
 
 
-# What shows only after a power cut, on real GPUs or in a job: read in the sources.
-
-NAMES = ["singlegpu.py", *(step.file for step in steps.ALL if step.file.endswith(".py"))]
-SOURCES = {name: (ROOT / name).read_text() for name in NAMES}
-JOB_FILES = ["slurm/singlegpu.sbatch", *(step.file for step in steps.JOB_STEPS)]
-SYNC_AND_REPLACE = (
-    r"file\.flush\(\)\n +os\.fsync\(file\.fileno\(\)\)\n.+\n.+\n +os\.replace\(tmp_path, path\)"
-)
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if "torch.save(" in SOURCES[name]])
-def test_save(name):
-    """A snapshot has reached the disk before it replaces the one before it."""
-    assert re.search(SYNC_AND_REPLACE, SOURCES[name])
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if "torch.load(" in SOURCES[name]])
-def test_load(name):
-    """No rank loads onto the GPU of rank 0; no file runs code, whichever version torch has."""
-    for arguments in re.findall(r"torch\.load\((.*)\)", SOURCES[name]):
-        assert re.search(r', (map_location=)?"cpu"', arguments)
-        assert ", weights_only=True" in arguments
-
-
-# Runs the job file $0, submitted with --export=NONE, and prints what srun gets.
-PRETEND_SLURM = """
-export SLURM_EXPORT_ENV=NONE SLURM_JOB_ID=7 SLURM_NNODES=2 SLURM_GPUS_ON_NODE=2
-source() { [[ $1 == .venv/* ]] || . "$1"; }
-module() { echo "module $*"; }
-scontrol() { echo node1; }
-srun() { printf '%s\\n' "network $NCCL_SOCKET_IFNAME" "$@" "export=$SLURM_EXPORT_ENV"; }
-. "$0"
-"""
-
-
-@pytest.mark.parametrize("name", JOB_FILES)
-def test_job_file(name):
-    """Slurm starts the job with all nodes; after a failure, it ends all or, elastic, none."""
-    lines = run("bash", "-c", PRETEND_SLURM, ROOT / name, "50", "10").stdout.splitlines()
-    assert lines[-3:] == ["50", "10", "export="]
-    text = (ROOT / name).read_text()
-    if "#SBATCH --nodes=1\n" not in text:
-        assert "#SBATCH --wait-all-nodes=1\n" in text
-        if "elastic" in name:
-            assert {"--no-kill", "--kill-on-bad-exit=0", "--wait=60"} <= set(lines)
-        else:
-            assert "--kill-on-bad-exit=1" in lines
-
-
-@pytest.mark.parametrize("name", JOB_FILES)
-def test_job_file_alone(name, tmp_path):
-    """What a copied job file lacks is said as it starts, in a line."""
-    requeues = "slurm/requeue.sh" in (ROOT / name).read_text()
-    for missing in ["requeue.sh", ".venv"] if requeues else [".venv"]:
-        result = run("bash", "-c", PRETEND_SLURM, ROOT / name, folder=tmp_path)
-        assert result.returncode == 1 and result.stdout == ""
-        assert missing in result.stderr and result.stderr.count("\n") == 1
-        (tmp_path / "slurm").mkdir(exist_ok=True)
-        shutil.copy(ROOT / "slurm" / "requeue.sh", tmp_path / "slurm")
-    # Of docs/containers.md: in place of activating .venv.
-    (tmp_path / "slurm" / "site.sh").write_text(snippet("containers.md", "module load"))
-    result = run("bash", "-c", PRETEND_SLURM, ROOT / name, folder=tmp_path)
-    assert re.match(r"module load .*\n(.*\n)*network ib0\n", result.stdout), result
-
-
 # The targets of make, and scripts of bench/ and tools/ that no other test runs.
 
 OLD_FILES = "-o requirements.txt -o requirements-dev.txt -o constraints.txt"
@@ -186,9 +120,7 @@ COMMANDS = [
     ("python -m tools.formulas.scaling", "best interval"),
     pytest.param("python -m bench.recovery_time 1", "regroup.py: ", marks=NIGHTLY),
     pytest.param(
-        "make bench BENCH_ARGS='--rounds 1 --epochs 1'",
-        "x raw DDP",
-        marks=pytest.mark.long,
+        "make bench BENCH_ARGS='--rounds 1 --epochs 1'", "x raw DDP", marks=pytest.mark.long
     ),
     pytest.param("make chaos FAULTS=1 SEED=65", ": good", marks=[pytest.mark.long, needs_slurm]),
 ]

@@ -21,7 +21,7 @@ from tools.steps import ALL, ROOT, STAGES
 
 BASES = {step.file: step.base for step in ALL if step.file.endswith(".py")}  # __main__ adds yours
 FILES = [STAGES[0], *BASES]
-PAIRS = Path(__file__).with_name("pairs.json")  # which are proven, by tests/tools/test_compose.py
+PAIRS = Path(__file__).with_name("pairs.json")  # which are proven, by tests/tools/test_pairs.py
 RENAMED = {"recipes/regroup.py": "by_hand/regroup.py"}  # from the name that older copies know
 OLD = {}  # the text of an old version, by its name, such as multinode.py@1.0
 

@@ -1,0 +1,92 @@
+"""gpt/local_sgd.py: with a plain outer step it is DDP; its outer steps; other nodes."""
+
+import pytest
+import torch
+from gpt_helpers import STEPS, start
+from helpers import PLAIN_SGD, equal_snapshots
+
+from tools.launch.snapshots import load, load_gpt, max_abs_diff
+
+
+def start_local_sgd(shell, nodes, setup="", options="", **more):
+    """Starts 20 steps on nodes that share snapshots."""
+    snapshot = f"{shell.folder}/local"
+    return start(shell, "local_sgd.py", snapshot, nodes, setup, options, **more)
+
+
+def test_synchronized_every_step_is_ddp(shell):
+    """On two nodes of two ranks, with a plain mean and a linear optimizer, it is pretrain.py."""
+    options = "--learning_rate 0.3"
+    start(shell, "pretrain.py", "ddp", 4, PLAIN_SGD, options).succeeds()
+    options += " --sync_every 1 --outer_lr 1 --outer_momentum 0"
+    start_local_sgd(shell, "aabb", PLAIN_SGD, options).succeeds()
+    expected = load_gpt(shell.folder / "ddp")["model"]
+    snapshot = load_gpt(shell.folder / "local")
+    for node in ("node_0", "node_1"):
+        model = snapshot[node]["model"]
+        diff = max_abs_diff([model[name] for name in expected], expected.values())
+        print(node, "differs from pretrain.py by", diff)
+        assert diff < 2e-6
+
+
+# Each rank keeps the weights of all nodes before each outer step, its own before and after, and
+# what it all-reduces in it: numbers of elements, and of ranks.
+RECORD_WEIGHTS = """
+history, sizes = [], []
+def flat(params):
+    return torch.cat([param.detach().full_tensor().flatten() for param in params])
+@before(script.Trainer, "_outer_step")
+def record_before(self):
+    history.append([flat(self.outer_params), flat(self.model.parameters())])
+    sizes.clear()
+@before(script.dist, "all_reduce")
+def record_size(tensor, *args, group=None):
+    if group is not None:
+        sizes.append((tensor.numel(), group.size()))
+@after(script.Trainer, "_outer_step")
+def record_after(self):
+    history[-1] += [[*sizes], flat(self.model.parameters())]
+    torch.save(history, f"{os.environ['OUT']}/history-{os.environ['RANK']}")
+"""
+
+
+def test_outer_step(shell):
+    """After every 3 of 20 steps, and the last, Nesterov's momentum moves all ranks to one point.
+
+    Between nodes, each rank sends its own shards only: half of the model, where a node has two, in
+    one all-reduce.
+    """
+    options = "--sync_every 3 --outer_lr 0.5 --outer_momentum 0.8"
+    start_local_sgd(shell, "aabb", RECORD_WEIGHTS, options, OUT=str(shell.folder)).succeeds()
+    ranks = [load(shell.folder / f"history-{rank}") for rank in range(4)]
+    assert [len(history) for history in ranks] == [STEPS // 3 + 1] * 4
+    outer = ranks[0][0][0]
+    velocity = torch.zeros_like(outer)
+    for records in zip(*ranks, strict=True):
+        before, weights, sizes, after = zip(*records, strict=True)
+        assert max_abs_diff(before, [outer] * 4) < 1e-6
+        assert torch.equal(weights[0], weights[1]) and torch.equal(weights[2], weights[3])
+        assert not torch.equal(weights[0], weights[2])
+        change = (weights[0] + weights[2]) / 2 - outer
+        velocity = 0.8 * velocity + change
+        outer = outer + 0.5 * (change + 0.8 * velocity)
+        assert all(torch.equal(after[0], other) for other in after)
+        assert max_abs_diff(after[:1], [outer]) < 1e-6
+        for rank_sizes in sizes:
+            assert rank_sizes == [(len(outer) / 2, 2)]
+
+
+@pytest.mark.long
+def test_local_sgd_on_other_nodes(shell):
+    """Each node has a state of its own: it resumes on more ranks per node, not on more nodes.
+
+    All have ended with the same weights, also where an evaluation came before the last outer step.
+    """
+    start_local_sgd(shell, "ab", options="--sync_every 3 --eval_every_steps 19").succeeds()
+    ends = [load_gpt(shell.folder / "local")[node]["model"] for node in ("node_0", "node_1")]
+    assert equal_snapshots(*ends)
+    job = start_local_sgd(shell, "abc", epochs=2)
+    job.fails("cannot load ", ": move it or set another --snapshot_path")
+    assert "node_2" in job.output
+    output = start_local_sgd(shell, "aabb", epochs=2).succeeds()
+    assert "1 of 2 epochs done" in output

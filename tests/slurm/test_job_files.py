@@ -1,0 +1,51 @@
+"""Each job file, read and run beside a stub of srun; test_slurm.py runs them on a real Slurm."""
+
+import re
+import shutil
+
+import pytest
+from helpers import run, snippet
+
+from tools import steps
+from tools.steps import ROOT
+
+JOB_FILES = ["slurm/singlegpu.sbatch", *(step.file for step in steps.JOB_STEPS)]
+# Runs the job file $0, submitted with --export=NONE, and prints what srun gets.
+PRETEND_SLURM = """
+export SLURM_EXPORT_ENV=NONE SLURM_JOB_ID=7 SLURM_NNODES=2 SLURM_GPUS_ON_NODE=2
+source() { [[ $1 == .venv/* ]] || . "$1"; }
+module() { echo "module $*"; }
+scontrol() { echo node1; }
+srun() { printf '%s\\n' "network $NCCL_SOCKET_IFNAME" "$@" "export=$SLURM_EXPORT_ENV"; }
+. "$0"
+"""
+
+
+@pytest.mark.parametrize("name", JOB_FILES)
+def test_job_file(name):
+    """Slurm starts the job with all nodes; after a failure, it ends all or, elastic, none."""
+    lines = run("bash", "-c", PRETEND_SLURM, ROOT / name, "50", "10").stdout.splitlines()
+    assert lines[-3:] == ["50", "10", "export="]
+    text = (ROOT / name).read_text()
+    if "#SBATCH --nodes=1\n" not in text:
+        assert "#SBATCH --wait-all-nodes=1\n" in text
+        if "elastic" in name:
+            assert {"--no-kill", "--kill-on-bad-exit=0", "--wait=60"} <= set(lines)
+        else:
+            assert "--kill-on-bad-exit=1" in lines
+
+
+@pytest.mark.parametrize("name", JOB_FILES)
+def test_job_file_alone(name, tmp_path):
+    """What a copied job file lacks is said as it starts, in a line."""
+    requeues = "slurm/requeue.sh" in (ROOT / name).read_text()
+    for missing in ["requeue.sh", ".venv"] if requeues else [".venv"]:
+        result = run("bash", "-c", PRETEND_SLURM, ROOT / name, folder=tmp_path)
+        assert result.returncode == 1 and result.stdout == ""
+        assert missing in result.stderr and result.stderr.count("\n") == 1
+        (tmp_path / "slurm").mkdir(exist_ok=True)
+        shutil.copy(ROOT / "slurm" / "requeue.sh", tmp_path / "slurm")
+    # Of docs/containers.md: in place of activating .venv.
+    (tmp_path / "slurm" / "site.sh").write_text(snippet("containers.md", "module load"))
+    result = run("bash", "-c", PRETEND_SLURM, ROOT / name, folder=tmp_path)
+    assert re.match(r"module load .*\n(.*\n)*network ib0\n", result.stdout), result
