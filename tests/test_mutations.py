@@ -8,6 +8,7 @@ import sys
 import pytest
 from helpers import NIGHTLY
 
+from tools.pages.fences import DOCUMENTED
 from tools.steps import ROOT
 
 PYTEST = [sys.executable, "-m", "pytest", "-n", "0", "-m", "", "-p", "no:warnings"]
@@ -16,13 +17,20 @@ _, *MUTATIONS = (ROOT / "tests" / "mutations.txt").read_text().splitlines()
 pytestmark = NIGHTLY
 
 
+def paths(folder, patterns):
+    """Yields the files that the patterns name; one with a * names only files that are steps."""
+    steps = {folder / step.file for step in DOCUMENTED}
+    for pattern in patterns.split():
+        yield from (path for path in folder.glob(pattern) if "*" not in pattern or path in steps)
+
+
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_mutation(mutation, tmp_path):
     patterns, old, new, test = mutation.split(" | ")
     copy = tmp_path / "copy"
     shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "site", "runs", "*.pyc"))
     tests = []
-    for path in [path for pattern in patterns.split() for path in copy.glob(pattern)]:
+    for path in paths(copy, patterns):
         text = path.read_text()
         assert text.count(old) == 1, f"mutations.txt: {old!r} is not once in {path.name}"
         path.write_text(text.replace(old, new))
