@@ -74,6 +74,9 @@ POSITIONAL = {
     "by_hand/coordinator.py": "localhost:29400",
     "by_hand/regroup.py": "--coordinator localhost:29400",
     "gpt/prepare_tokens.py": "tokens2 --text text",
+    "gpt/export.py": "snapshots tokens exported",
+    "gpt/chats.py": "model",
+    "gpt/ask.py": "model",
 }
 BAD_VALUES = {int: ["0", "-1"], float: ["0", "-1", "nan", "inf"], str: ["", "no/such/path"]}
 ALLOWED = {  # values that are none of these mistakes
@@ -100,7 +103,13 @@ def test_every_argument(script, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
     (tmp_path / "tokens").mkdir()
-    for name in ("text", "model/config.json", "model/x.safetensors"):
+    (tmp_path / "snapshots" / "epoch_0001").mkdir(parents=True)
+    for name in (
+        "text",
+        "model/config.json",
+        "model/x.safetensors",
+        "snapshots/epoch_0001/.metadata",
+    ):
         (tmp_path / name).touch()
     for name in ("tokenizer.json", "0.uint16"):
         (tmp_path / "tokens" / name).touch()

@@ -248,7 +248,9 @@ def test_snapshot_cannot_be_read_or_written(shell, name):
     job = shell.ranks_on(
         [shell.folder], f"{name} 1 --snapshot_path s", full_disk_folders=[shell.folder]
     )
-    job.fails("cannot save s: disk full, second run, or not plain numbers? [Errno 27] File too large")
+    job.fails(
+        "cannot save s: disk full, second run, or not plain numbers? [Errno 27] File too large"
+    )
 
 
 # monitor.py and stragglers.py: a plain loop's numbers, slow data, and which rank is slow.

@@ -39,7 +39,6 @@ from tools.steps import ROOT, STAGES
 
 WRITE = "WRITE_PAIRS" in os.environ
 FILES = [file for file in BASES if file not in STAGES[:4] and series(file) != "by_hand"]
-FILES.remove("recipes/regroup.py")  # which torchrun does not start
 CHOICES = [
     pair
     for pair in itertools.combinations(FILES, 2)

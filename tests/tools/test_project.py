@@ -41,6 +41,20 @@ def test_steps_are_short(step):
         assert row.endswith(f" {printed.strip()} |"), f"write {printed.strip()} into {table}"
 
 
+def test_tools_import_from_above():
+    """As tools/README.md says, which lists all of them."""
+    table = (ROOT / "tools" / "README.md").read_text()
+    names = [
+        name.removesuffix(".py") for name in re.findall(r"^\| `(\w+(?:\.py)?)/?`", table, re.M)
+    ]
+    files = [path for path in (ROOT / "tools").rglob("*.py") if path.name != "__init__.py"]
+    tops = {path: path.relative_to(ROOT / "tools").parts[0].removesuffix(".py") for path in files}
+    assert {*tops.values()} == {*names}
+    for path, top in tops.items():
+        imported = re.findall(r"^\s*(?:from|import) tools\.(\w+)", path.read_text(), re.M)
+        assert {*imported} <= {*names[: names.index(top) + 1]}, f"{path} imports from below"
+
+
 def cascade(folder, file):
     return run("python", "-m", "tools.chain.cascade", file, folder=folder)
 
