@@ -25,13 +25,33 @@ STUBS |= {"bin/sudo": SUDO, "root/python3": "#!/bin/sh\nexit 1\n"}
 WORKFLOWS = [yaml.safe_load(path.read_text()) for path in ROOT.glob(".github/workflows/*.yml")]
 CONTAINER = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
 CONTAINER_JOB = {"steps": [{"run": CONTAINER["postCreateCommand"]}]}
+
+
+def rows(matrix):
+    """Returns the values of each job of a matrix of one list, or of rows."""
+    named = [{name: value} for name, values in matrix.items() for value in values]
+    return matrix.get("include") or named or [{}]
+
+
 JOBS = [({"name": "container", "env": CONTAINER["containerEnv"]}, CONTAINER_JOB, {})]
 JOBS += [
     (workflow, job, row)
     for workflow in WORKFLOWS
     for job in workflow["jobs"].values()
-    for row in job.get("strategy", {}).get("matrix", {}).get("include", [{}])
+    for row in rows(job.get("strategy", {}).get("matrix", {}))
 ]
+# What a part of the night calls, and no other.
+PARTS = {
+    "path": ["pytest -n 0 -m path and nightly"],
+    "long": ["pytest -m long and nightly"],
+    "kills": [
+        r"python -m tools.chain.every_kill --share",
+        r"python -m tools.chain.every_kill elastic",
+    ],
+    "units": ["python -m tools.units"],
+    "chaos": ["python -m tools.chain.chaos 20", "python -m tools.chain.chaos 20 --local-disks"],
+}
+RUN = ["pytest", "pytest -n 0 -m path and not nightly", "pytest -m long and not nightly"]
 
 
 @pytest.mark.parametrize("workflow, job, row", JOBS, ids=lambda value: value.get("name", ""))
@@ -46,11 +66,19 @@ def test_job(tmp_path, workflow, job, row):
     for step in job["steps"]:
         condition = step.get("if", "").removeprefix("matrix.")
         if "run" in step and (not condition or row.get(condition)):
-            result = run("bash", "-e", "-c", step["run"], folder=copy, env=env)
+            line = re.sub(r"\$\{\{ matrix\.(\w+) \}\}", lambda match: row[match[1]], step["run"])
+            result = run("bash", "-e", "-c", line, folder=copy, env=env)
             assert result.returncode == 0, f"{step['run']}\n{result.stderr}"
         assert "cache" not in step.get("with", {})  # that of pip is root's, under sudo
     log = (tmp_path / "log").read_text()
     assert {*re.findall(r"python -m pip install .* \| index (\S*)", log)} == {"of-cpus"}
     tests = re.findall(r"^pytest .* \| fail (.*)", log, re.MULTILINE)
-    assert {*tests} == (set() if workflow["name"] in ("docs", "container") else {"1"})
+    without_tests = row.get("part") in ("kills", "units", "chaos")
+    without_tests = without_tests or workflow["name"] in ("docs", "container")
+    assert {*tests} == (set() if without_tests else {"1"})
+    calls = re.findall(r"^((?:pytest|python -m tools).*?) \|", log, re.MULTILINE)
+    expected = PARTS[row["part"]] if "part" in row else RUN if workflow["name"] == "ci" else None
+    if expected:
+        assert len(calls) == len(expected)
+        assert all(call.startswith(text) for call, text in zip(calls, expected, strict=True))
     assert bool((copy / "constraints.txt").read_text().strip()) != row.get("unpin", False)
