@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from helpers import PLAIN_SGD, SHORT_GPT, SHORT_VAL, VAL_CHUNKS, patch, run
+from helpers import PLAIN_SGD, SHORT_GPT, SHORT_VAL, VAL_CHUNKS, patch, read_script, run
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from tools.launch.snapshots import load_gpt, make_model, max_abs_diff, write_chats, write_text
@@ -127,22 +127,7 @@ def clip_and_log(parameters, max_norm, **options):
     return norm
 nn.utils.clip_grad_norm_ = clip_and_log
 """
-# With torch's own Muon for the matrices of the blocks, in the weights' type.
-TORCH_MUON = """
-torch.Tensor.bfloat16 = lambda self: self  # to which torch's Muon would cast
-configure_adamw = script.configure_optimizer
-def configure(model, learning_rate):
-    matrices = [p for p in model.blocks.parameters() if p.dim() == 2]
-    muon = torch.optim.Muon(matrices, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
-    adamw = configure_adamw(model, learning_rate)
-    def step_first(optimizer, *arguments):
-        muon.param_groups[0]["lr"] = optimizer.param_groups[0]["lr"]
-        muon.step()
-        muon.zero_grad()  # AdamW then leaves them alone
-    adamw.register_step_pre_hook(step_first)
-    return adamw
-script.configure_optimizer = configure
-"""
+TORCH_MUON = read_script("torch_muon.py")
 
 
 def write_script(shell, name, setup=""):

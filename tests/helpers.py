@@ -38,6 +38,12 @@ def run(*command, folder=ROOT, **options):
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, **options)
 
 
+def read_script(name):
+    """Returns a file in a folder scripts/ of these tests, such as `setup` for `patch`."""
+    (path,) = (ROOT / "tests").glob(f"**/scripts/{name}")
+    return f"\n{path.read_text()}"
+
+
 def own_modules(folder):
     """Writes modules of a reader's, of the names that those of the tools have, but for a "_"."""
     for path in [ROOT / "tools", *(ROOT / "tools").rglob("_*.py")]:
@@ -102,6 +108,7 @@ def memory(field):
     ctypes.CDLL(None).mallopt(-3, 65536)  # M_MMAP_THRESHOLD
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith(field))
+script.memory = memory
 """
 # Each rank prints how far its memory has grown at its peak, by the system's count.
 MEASURE_MEMORY = f"""{MEMORY}
@@ -204,32 +211,7 @@ if hasattr(script, "GPT"):
     generate = getattr(script.GPT, "generate", None)
     script.GPT.generate = lambda self, *arguments: generate(self, *arguments[:-1], 4)
 """
-# Sends every rank, or the one named, the signal SIGNAL at SIGNAL_AT: an epoch, and samples of it,
-# or "evaluation". As from torchrun, it reaches a rank's data workers, too. The ranks ask after
-# every tenth step whether to stop, however long the steps take.
-SIGNAL = """
-if hasattr(script.Trainer, "_any_rank_stops"):
-    @after(script.Trainer, "__init__")
-    def ask_at_the_tenth_step(self, *args):
-        self.next_check = 10
-    @after(script.Trainer, "_any_rank_stops")
-    def ask_ten_steps_later(self):
-        self.next_check = self.steps + 10 - self.steps % 10
-
-def signal_at(position):
-    if os.environ.get("SIGNAL_AT") == position:
-        if os.environ["RANK"] == os.environ.get("SIGNAL_RANK", os.environ["RANK"]):
-            os.killpg(os.getpid(), int(os.environ["SIGNAL"]))
-
-@before(script.Trainer, "_run_batch")
-def signal_in_training(self, inputs, targets):
-    signal_at(f"{self.epochs_run} {self.samples_run}")
-
-def signal_in_evaluation(module, inputs, outputs):
-    if not torch.is_grad_enabled():
-        signal_at("evaluation")
-nn.modules.module.register_module_forward_hook(signal_in_evaluation)
-"""
+SIGNAL = read_script("signals.py")
 # DDP's mean of the gradients and local SGD's of the weights are the same for a linear optimizer;
 # and AdamW and clipping would hide a constant factor.
 PLAIN_SGD = """

@@ -4,32 +4,13 @@ import re
 import statistics
 
 import pytest
-from helpers import LONG, MEASURE_MEMORY, first, patch
+from helpers import LONG, MEASURE_MEMORY, first, patch, read_script
 
 from bench.overlap import FORMS, source
 from tools.launch.snapshots import load, max_abs_diff
 from tools.steps import ROOT
 
-# A GPT's block, in many small buckets.
-BLOCK = f"""
-sys.path.insert(0, {str(ROOT)!r})
-from types import SimpleNamespace
-from gpt.gpt import Block
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Linear(10, 64)
-        self.block = Block(SimpleNamespace(n_head=2, n_embd=16))
-        self.last = nn.Linear(64, 5)
-
-    def forward(self, inputs):
-        tokens = self.first(inputs).unflatten(1, (4, 16))
-        return self.last(self.block(tokens).flatten(1))
-
-script.ToyModel = Model
-script.BUCKET_SIZE = 50
-"""
+BLOCK = f"sys.path.insert(0, {str(ROOT)!r})\n{read_script('gpt_block.py')}"
 # Each rank begins with other weights, so that those of rank 0 must be broadcast.
 OWN_WEIGHTS = """
 class OwnModel(script.ToyModel):
@@ -122,43 +103,8 @@ def test_shards(shell, library, runs, model, dtype, optimizer):
     assert max_abs_diff(found, expected) < (1e-12 if dtype == "float64" else 1e-6)
 
 
-# Each rank prints how far its memory has grown, since before the model is built: in each layer's
-# forward pass, before the first step, between the backward pass and the optimizer's step, after it.
-WIDTH, LAYERS = 1536, 8
-MEASURE_HELD = f"""{MEASURE_MEMORY}
-class Layer(nn.Linear):
-    def forward(self, inputs):
-        print("forward", memory("RssAnon:") - script.start)
-        return super().forward(inputs)
-
-class Model(nn.Sequential):
-    def __init__(self):
-        script.start = memory("RssAnon:")
-        super().__init__(*[Layer({WIDTH}, {WIDTH}, bias=False) for _ in range({LAYERS})])
-
-class AdamW(torch.optim.AdamW):
-    def step(self):
-        before = memory("RssAnon:")
-        super().step()
-        after = memory("RssAnon:")
-        print("held", *[size - script.start for size in (script.built, before, after)])
-
-@before(script.Trainer, "_run_batch")
-def measure_built(self, inputs, targets):
-    script.built = memory("RssAnon:")
-
-@after(script.Trainer, "_run_batch")
-def end(self, inputs, targets):
-    sys.exit()
-
-@before(script.Bucket, "note_gradient")
-def measure_backward(self, parameter):
-    print("backward", memory("RssAnon:") - script.start)
-
-script.ToyModel = Model
-script.ToyDataset = lambda size: [(torch.zeros({WIDTH}), torch.zeros({WIDTH}))] * size
-torch.optim.SGD = lambda parameters, **options: AdamW(parameters)
-"""
+WIDTH, LAYERS = 1536, 8  # of measure_held.py
+MEASURE_HELD = MEASURE_MEMORY + read_script("measure_held.py")
 
 
 @pytest.mark.long

@@ -9,32 +9,12 @@ import time
 
 import pytest
 import torch
-from helpers import assert_trained, patch, position
+from helpers import assert_trained, patch, position, read_script
 
 from tools.launch.jobs import TIMEOUT_S, TimeLimit, free_port, pretend_gpus
 from tools.steps import ROOT
 
-# Each process, started without torchrun, writes down each step that it has completed: when it
-# began, where it ended, its number, and in which group. Until the file `calm` exists, steps get
-# slower from epoch to epoch: however long a process takes to start, the training does not end
-# before it has joined.
-RECORD = """
-import json
-for name in ("RANK", "LOCAL_RANK", "GROUP_RANK"):
-    os.environ.pop(name, None)
-torch.set_default_dtype(torch.float64)
-record = open(f"{os.getpid()}.steps", "w", buffering=1)
-run_batch = script.Trainer._run_batch
-def run_and_record(self, inputs, targets):
-    if not os.path.exists("calm"):
-        time.sleep(0.01 + 0.001 * min(self.epochs_run, 40) ** 2)
-    began = time.time()
-    run_batch(self, inputs, targets)
-    position = (self.epochs_run, self.samples_run, self.steps)
-    event = began, position, self.group.number, script.dist.get_world_size()
-    record.write(json.dumps(event) + "\\n")
-script.Trainer._run_batch = run_and_record
-"""
+RECORD = read_script("record_steps.py")
 
 
 def complete_lines(path):

@@ -11,7 +11,7 @@ import sys
 import pytest
 import torch
 from gpt_helpers import TINY
-from helpers import SCRIPTS, SHORT_VAL, VAL_CHUNKS, documented_error, module, patch
+from helpers import SCRIPTS, SHORT_VAL, VAL_CHUNKS, documented_error, module, patch, read_script
 
 import singlegpu
 from tools import steps
@@ -257,7 +257,7 @@ def test_loss_that_is_not_finite(shell, script, options):
 
 def test_folder_of_somebody_else(shell):
     """As root, who may write anywhere, this turns into an ordinary user first."""
-    setup = "os.chmod('.', 0o500)\nos.getuid() or os.setuid(65534)"
+    setup = read_script("meet_while_saving.py")
     script = patch(shell.folder, "singlegpu.py", setup)
     folder = shell.folder / "theirs"
     job = shell.ranks_on([folder], f"{script} 1")

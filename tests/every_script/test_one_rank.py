@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import NAMES, SCRIPTS, SIGNAL, module, patch
+from helpers import NAMES, SCRIPTS, SIGNAL, module, patch, read_script
 
 from tools.compose.compose import ancestors
 from tools.launch.jobs import pretend_gpus
@@ -36,25 +36,7 @@ def test_group_on_gpus(name, monkeypatch):
     init_process_group.assert_called_with(backend, **expected)
 
 
-# For `patched`: on pretended GPUs, whose generator is that of the CPU unless it is made their own.
-TELL = """
-rank = int(os.environ["RANK"])
-gpu_rng = torch.Generator()
-torch.cuda.default_generators = [gpu_rng] * 2
-torch.cuda.manual_seed_all = gpu_rng.manual_seed
-sys.stderr.isatty = lambda: True
-script.tqdm.__init__ = functools.partialmethod(script.tqdm.__init__, desc=f"bar of rank {rank}")
-
-def tell(action, rng, method):
-    def tell_and_call(self, argument):
-        print(f"rank {rank} {action} with seed {rng.initial_seed()}")
-        return method(self, argument)
-    return tell_and_call
-
-Dataset, Model = script.ToyDataset, script.ToyModel
-Dataset.__getitem__ = tell("reads", torch.default_generator, Dataset.__getitem__)
-Model.forward = tell("trains", gpu_rng, Model.forward)
-"""
+TELL = read_script("tell_seeds.py")
 
 
 @pytest.mark.parametrize("name", SCRIPTS[1:])

@@ -23,6 +23,7 @@ from helpers import (
     long,
     patch,
     pause,
+    read_script,
     resize,
     snippet,
 )
@@ -315,22 +316,7 @@ def test_a_signal_is_seen_within_a_second(shell, seconds, steps):
     assert 0 < (seen - 320) / 64 <= steps
 
 
-# A clock by which each step takes so many seconds, of rank 0 and of rank 1.
-STEP_CLOCK = """
-import types
-steps = 0
-seconds = float(os.environ["SECONDS"].split()[int(os.environ["RANK"])])
-script.time = types.SimpleNamespace(**vars(time) | {"monotonic": lambda: steps * seconds})
-
-@before(script.Trainer, "_run_batch")
-def count_step(self, inputs, targets):
-    global steps
-    steps += 1
-
-@before(script.Trainer, "_any_rank_stops")
-def count(self):
-    print("asked")
-"""
+STEP_CLOCK = read_script("step_clock.py")
 
 
 def test_fast_steps_are_not_slowed_down(shell):
@@ -461,21 +447,7 @@ def test_text_is_sampled_without_dropout(shell):
     assert "in training: False" in output
 
 
-FREEZE = """
-def freeze(model):
-    next(model.parameters()).requires_grad_(False)
-    return model
-names = {"ToyModel", "ConvNet", "GPT"} & {*vars(script)}
-for name in names:
-    class Frozen(getattr(script, name)):
-        def __init__(self, *args):
-            super().__init__(*args)
-            freeze(self)
-    setattr(script, name, Frozen)
-if not names:
-    from_config = script.AutoModelForCausalLM.from_config
-    script.AutoModelForCausalLM.from_config = lambda *args, **o: freeze(from_config(*args, **o))
-"""
+FREEZE = read_script("freeze.py")
 
 
 @pytest.mark.parametrize("name", first(0, [n for n in NAMES if n.startswith(("recipes/", "gpt/"))]))
@@ -484,20 +456,7 @@ def test_with_a_frozen_layer(shell, name):
     start(shell, name, f"1 1 {options} --snapshot_path {shell.folder}/s", FREEZE).succeeds()
 
 
-# A layer that is used from the second epoch on.
-LATER = """
-class Block(script.Block):
-    def __init__(self, config):
-        super().__init__(config)
-        self.later = nn.Linear(config.n_embd, config.n_embd, bias=False)
-    def forward(self, x):
-        return self.later(super().forward(x)) if script.epoch > 0 else super().forward(x)
-script.Block = Block
-script.epoch = 0
-@before(script.Trainer, "_run_epoch")
-def note_epoch(self, epoch):
-    script.epoch = epoch
-"""
+LATER = read_script("later_layer.py")
 
 
 @pytest.mark.parametrize("script", ["gpt/fsdp.py", *long("gpt/muon.py", "gpt/local_sgd.py")])

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 from gpt_helpers import BATCH_SIZE, start
-from helpers import SIGNAL, equal_snapshots
+from helpers import SIGNAL, equal_snapshots, read_script
 
 from tools.launch.snapshots import load_gpt
 
@@ -35,26 +35,7 @@ def test_kept_snapshots(shell):
     assert first.exists() and copies[0].exists()
 
 
-# The data of the first snapshot is written half a second after it is time for the next one.
-WRITE_LATE = """
-import threading
-from torch.distributed.checkpoint import FileSystemWriter
-steps, to_write = [], []
-@before(FileSystemWriter, "write_data")
-def write_late(self, plan, planner):
-    to_write.append(self.path.name)
-    while len(steps) < 20 and threading.current_thread() is not threading.main_thread():
-        time.sleep(0.01)
-    time.sleep(0.5)
-    print("writing", to_write.pop())
-@before(script.dcp, "async_save")
-def assert_written(*arguments, **options):
-    assert not to_write
-@after(script.Trainer, "_run_batch")
-def count(self, inputs, targets):
-    print("trained", self.samples_run)
-    steps.append(self.samples_run)
-"""
+WRITE_LATE = read_script("write_late.py")
 
 
 def test_trains_on_while_it_saves(shell):

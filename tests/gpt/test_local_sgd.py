@@ -3,7 +3,7 @@
 import pytest
 import torch
 from gpt_helpers import STEPS, start
-from helpers import PLAIN_SGD, equal_snapshots
+from helpers import PLAIN_SGD, equal_snapshots, read_script
 
 from tools.launch.snapshots import load, load_gpt, max_abs_diff
 
@@ -29,25 +29,7 @@ def test_synchronized_every_step_is_ddp(shell):
         assert diff < 2e-6
 
 
-# Each rank keeps the weights of all nodes before each outer step, its own before and after, and
-# what it all-reduces in it: numbers of elements, and of ranks.
-RECORD_WEIGHTS = """
-history, sizes = [], []
-def flat(params):
-    return torch.cat([param.detach().full_tensor().flatten() for param in params])
-@before(script.Trainer, "_outer_step")
-def record_before(self):
-    history.append([flat(self.outer_params), flat(self.model.parameters())])
-    sizes.clear()
-@before(script.dist, "all_reduce")
-def record_size(tensor, *args, group=None):
-    if group is not None:
-        sizes.append((tensor.numel(), group.size()))
-@after(script.Trainer, "_outer_step")
-def record_after(self):
-    history[-1] += [[*sizes], flat(self.model.parameters())]
-    torch.save(history, f"{os.environ['OUT']}/history-{os.environ['RANK']}")
-"""
+RECORD_WEIGHTS = read_script("record_outer_steps.py")
 
 
 def test_outer_step(shell):

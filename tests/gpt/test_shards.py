@@ -19,7 +19,7 @@ from gpt_helpers import (
     write_script,
     write_tokens,
 )
-from helpers import AOT_EAGER, MEASURE_MEMORY, SIGNAL, first, long
+from helpers import AOT_EAGER, MEASURE_MEMORY, SIGNAL, first, long, read_script
 
 from tools.launch.snapshots import write_text
 
@@ -55,20 +55,7 @@ def test_split_is_one_rank(shell, name):
     assert_split_is_one_rank(shell, name, LAYOUTS[name])
 
 
-# Compiles without generating code; counts what it is given, and why Dynamo cuts.
-COUNT_GRAPHS = """
-from torch._dynamo.utils import counters
-graphs = []
-def count(graph, inputs):
-    graphs.append(any(isinstance(size, torch.SymInt) for size in inputs))
-    return graph
-torch.compile = functools.partial(torch.compile, backend=count)
-@after(script.Trainer, "_run_batch")
-def print_count(self, inputs, targets):
-    breaks = dict(counters["graph_break"])
-    print(f"{len(graphs)} graphs, {sum(graphs)} of any size, breaks: {breaks}", end=" ")
-    print(torch.get_float32_matmul_precision())
-"""
+COUNT_GRAPHS = read_script("count_graphs.py")
 COMPILED = ["pretrain.py", "tensor_parallel.py", "context_parallel.py", "llama_tensor_parallel.py"]
 COMPILED += ["moe.py", "expert_parallel.py"]
 
@@ -257,22 +244,7 @@ def test_shared_samples(shell, name, ranks, options):
     assert len({*texts}) == ("--generate" in options)
 
 
-PRINT_HELD = """
-@before(script.Block, "forward")
-def note_time(self, x):
-    script.time_of_block = x.shape[1]
-@after(script.Trainer, "_run_batch")
-def print_held(self, inputs, targets):
-    block = next(self.model.blocks.children())
-    weights = [block.qkv.weight, block.proj.weight]
-    weights += [block.moe.experts.up] if hasattr(block, "moe") else []
-    for weight in weights:
-        state = self.optimizer.state[weight]["exp_avg"]
-        assert state.placements == weight.grad.placements == weight.placements
-    shapes = ["x".join(map(str, weight.to_local().shape)) for weight in weights]
-    blocks = len([*self.model.blocks.children()])
-    print(f"holds {blocks} x", *shapes, "on", script.time_of_block)
-"""
+PRINT_HELD = read_script("print_held.py")
 HELD = [
     ("fsdp.py", 4, "", "4 x 24x32 8x32 on 8"),
     ("hsdp.py", 4, "--shard_size 2", "4 x 48x32 16x32 on 8"),

@@ -5,7 +5,7 @@ import textwrap
 
 import pytest
 import torch
-from helpers import fences, patch, reference_run
+from helpers import fences, patch, read_script, reference_run
 
 import singlegpu
 from tools.launch.jobs import TIMEOUT_S
@@ -13,27 +13,7 @@ from tools.launch.snapshots import load
 from tools.steps import ROOT
 
 PLACEHOLDER = "https://example.com/toy.pth"  # the address on the page
-# No download ends before the others begin theirs, or wait for it. Each rank also saves what it has
-# before DDP makes all ranks equal.
-MEET = """
-from pathlib import Path
-folder, rank = Path(__file__).parent, os.environ["RANK"]
-
-def arrive(*args):
-    (folder / f"arrived{rank}").touch()
-
-before(script.dist, "all_gather_object")(arrive)
-
-@before(torch.hub, "download_url_to_file")
-def wait_for_all(*args, **options):
-    arrive()
-    while len([*folder.glob("arrived*")]) < 4:
-        time.sleep(0.01)
-
-@before(nn.parallel, "DistributedDataParallel")
-def save(model):
-    torch.save(model.state_dict(), folder / f"rank{rank}.pt")
-"""
+MEET = read_script("meet_while_downloading.py")
 
 
 def start(shell, cache, change=("", "")):

@@ -5,30 +5,14 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from helpers import equal_snapshots, first, load, max_abs_diff, needs_slurm, patch
+from helpers import equal_snapshots, first, load, max_abs_diff, needs_slurm, patch, read_script
 from torch.utils.data import DataLoader
 
 from ports import images_single
 from tools.launch.jobs import free_port
 from tools.pages.fences import units
 
-# The original takes the samples in the order in which the port does, which the epoch decides.
-ORDER = """
-DataLoader = script.DataLoader
-class Order(torch.utils.data.Sampler):
-    epoch = -1
-    def __init__(self, dataset):
-        self.dataset = dataset
-    def __len__(self):
-        return len(self.dataset)
-    def __iter__(self):
-        Order.epoch += 1
-        generator = torch.Generator().manual_seed(Order.epoch)
-        return iter(torch.randperm(len(self), generator=generator).tolist())
-def load_in_order(dataset, batch_size, shuffle=False, **options):
-    return DataLoader(dataset, batch_size, sampler=Order(dataset) if shuffle else None, **options)
-script.DataLoader = load_in_order
-"""
+ORDER = read_script("order.py")
 # It draws the noise of the k-th sample, and of those of its batch, from the seed k.
 NOISE = f"""{ORDER}
 drawn = 0
@@ -50,30 +34,7 @@ def write_weights(args):
     weights = [parameter.detach() for group in groups for parameter in group["params"]]
     torch.save(weights, f"rank{os.environ.get('RANK', '')}.weights")
 """
-# Sends itself a signal at the n-th event of a kind: FAULT is "kind n signal", and a "1" at its end
-# means rank 1 alone. There are steps, forward passes of modules in evaluations, and parts of saves.
-FAULT = """
-from torch.optim.optimizer import register_optimizer_step_post_hook
-kind, number, signum, *rank = os.environ.get("FAULT", "none 0 0").split()
-counts = {}
-def count(name):
-    counts[name] = counts.get(name, 0) + 1
-    if (name, counts[name]) == (kind, int(number)) and os.environ["RANK"] in (rank or "01"):
-        os.kill(os.getpid(), int(signum))
-@register_optimizer_step_post_hook
-def count_step(optimizer, args, options):
-    count("step")
-@nn.modules.module.register_module_forward_hook
-def count_evaluation(module, inputs, outputs):
-    if not torch.is_grad_enabled():
-        count("evaluation")
-before(script, "save")(lambda state, path: count("save"))
-after(script, "save")(lambda state, path: count("saved"))
-after(torch, "save")(lambda state, file, **options: count("written"))  # not yet to the disk
-@before(script.os, "fsync")
-def save_slowly(file):
-    time.sleep(0.5 * script.stop_requested)
-"""
+FAULT = read_script("fault.py")
 # Adam hides a constant factor of the gradients.
 SGD = """
 def sgd(parameters, **options):

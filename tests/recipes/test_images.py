@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from helpers import FORK, patch
+from helpers import FORK, patch, read_script
 from torch import nn
 
 from tools.launch.jobs import pretend_gpus
@@ -52,32 +52,16 @@ def test_scripts_of_the_page(shell, number, ranks):
     assert sorted(output.splitlines()) == sorted(shown.splitlines())
 
 
-ALONE = """
-import time
-from datetime import timedelta
-import torch
-import torch.distributed as dist
-from torch import nn
-dist.init_process_group("gloo")
-model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(4, 1), nn.BatchNorm1d(1)))
-model.eval()
-if dist.get_rank() == 0:
-    with torch.no_grad():
-        model(torch.randn(8, 4))
-dist.barrier(async_op=True).wait(timedelta(seconds=LIMIT))
-time.sleep(0.1)
-dist.destroy_process_group()
-"""
+ALONE = read_script("evaluate_alone.py")
 
 
 def test_rank_0_evaluates_alone(shell):
     """With DDP, it hangs; with the model that DDP wraps, it does not."""
-    (shell.folder / "ddp.py").write_text(ALONE.replace("LIMIT", "1"))
-    job = shell.ranks(f"{shell.folder}/ddp.py", 2)
+    (shell.folder / "ddp.py").write_text(ALONE)
+    job = shell.ranks(f"{shell.folder}/ddp.py", 2, LIMIT="1")
     assert job.wait() != 0 and "timed out" in job.output, job.output
-    wrapped = ALONE.replace("model(torch", "model.module(torch").replace("LIMIT", "1000")
-    (shell.folder / "wrapped.py").write_text(wrapped)
-    shell.ranks(f"{shell.folder}/wrapped.py", 2).succeeds()
+    (shell.folder / "wrapped.py").write_text(ALONE.replace("model(torch", "model.module(torch"))
+    shell.ranks(f"{shell.folder}/wrapped.py", 2, LIMIT="1000").succeeds()
 
 
 def test_what_torch_refuses():

@@ -18,6 +18,7 @@ from helpers import (
     equal_snapshots,
     long,
     patch,
+    read_script,
     reference_run,
     resize,
     run,
@@ -117,24 +118,7 @@ def test_accumulated_is_one_batch(shell, ranks, size=2024):
     assert max(map(int, re.findall(r"forward of (\d+)", output))) == 8  # is all in memory
 
 
-COUNT_ALL_REDUCES = """
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-
-def counted(state, bucket):
-    print("an all-reduce")
-    return allreduce_hook(None, bucket)
-
-DDP = nn.parallel.DistributedDataParallel
-def ddp_with_hook(model):
-    ddp = DDP(model)
-    ddp.register_comm_hook(None, counted)
-    return ddp
-nn.parallel.DistributedDataParallel = ddp_with_hook
-
-@before(script.ToyModel, "forward")
-def print_size(self, inputs):
-    print("forward of", len(inputs))
-"""
+COUNT_ALL_REDUCES = read_script("count_all_reduces.py")
 # With data workers, they alone load samples, for evaluation as well, and in batches.
 NO_LOADING_BY_RANK = """
 @before(script.ToyDataset, "__getitem__")
@@ -278,21 +262,7 @@ nn.parallel.DistributedDataParallel = functools.partial(
     nn.parallel.DistributedDataParallel, find_unused_parameters=True
 )
 """
-# The forward pass takes 20 ms, that of the slow rank 25 ms: it has 0.8 times the speed. The wait
-# for most of it leaves the cores to the other ranks: with more ranks than cores, all would be slow.
-SLOW_RANK = """
-class SlowModel(script.ToyModel):
-    def forward(self, inputs):
-        ms = 25 if os.environ["RANK"] == os.environ.get("SLOW_RANK") else 20
-        end = time.perf_counter() + ms / 1000
-        time.sleep(0.95 * ms / 1000)
-        while time.perf_counter() < end:
-            torch.mm(WEIGHT, WEIGHT)
-        return super().forward(inputs)
-
-WEIGHT = torch.ones(30, 30)
-script.ToyModel = SlowModel
-"""
+SLOW_RANK = read_script("slow_rank.py")
 
 
 def logged(output):
@@ -437,21 +407,7 @@ def test_run_shorter_than_the_schedule(shell, steps, profiled):
         assert len(named(events(trace), r"Optimizer\.step#")) == profiled
 
 
-# A reader's schedule, whose rate is in the optimizer's state; and a kill right after a save.
-SCHEDULE = """
-@after(script.Trainer, os.environ["STEPS_AFTER"])
-def step_schedule(self, *arguments):
-    if hasattr(self, "trains"):  # not when a start evaluates
-        self.optimizer.param_groups[0]["lr"] *= 0.9
-@before(script.Trainer, "_run_epoch")
-def start(self, epoch):
-    self.trains = True
-@after(script.Trainer, "_save_snapshot")
-def kill(self):
-    self.saves = getattr(self, "saves", 0) + 1
-    if str(self.saves) == os.environ.get("KILL_AFTER"):
-        os.kill(os.getpid(), 9)
-"""
+SCHEDULE = read_script("schedule.py")
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from helpers import (
     first,
     long,
     patch,
+    read_script,
     resize,
 )
 
@@ -115,21 +116,7 @@ def share_loss(self, inputs, targets):
     script.dist.all_reduce(self.total_loss)
     self.total_loss /= script.dist.get_world_size()
 """
-# The lines of the script that a rank runs, into a file.
-TRACE = """
-import atexit, threading
-lines = set()
-def trace(frame, event, arg):
-    if frame.f_code.co_filename == script.__file__:
-        lines.add(frame.f_lineno)
-        return trace
-sys.settrace(trace)
-threading.settrace(trace)
-@atexit.register
-def write_lines():
-    with open(f"lines.{os.environ['RANK']}", "w") as file:
-        file.write(" ".join(map(str, lines)))
-"""
+TRACE = read_script("trace_lines.py")
 
 
 def decides(file):

@@ -4,7 +4,7 @@ import json
 from collections import Counter
 
 import pytest
-from helpers import NIGHTLY
+from helpers import NIGHTLY, read_script
 
 from tools.steps import ALL, ROOT, diff_lines
 from tools.units import answers
@@ -12,40 +12,8 @@ from tools.units.answers import answer, cut_of
 from tools.units.cut import UNITS, Cut
 
 ANSWERED = json.loads(UNITS.read_text())
-OLD = """import os
-
-
-def main(path):
-    data = read(path)
-    print(data)
-
-
-def read(path):
-    return open(path).read()
-
-
-main("a")
-"""
-NEW = """import os
-import sys
-
-
-def main(path, size):
-    \"\"\"Prints the start of a file.\"\"\"
-    data = read(path)
-    if not data:
-        # Nothing to print.
-        sys.exit()
-    print(data[:size])
-
-
-def read(path):
-    total = open(path).read()
-    return total
-
-
-main("a", 3)
-"""
+OLD = read_script("print_file.py")
+NEW = read_script("print_start.py")
 
 
 @pytest.mark.parametrize("step", [step for step in ALL if step.file.endswith(".py")])

@@ -9,7 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 from browser import browser_of, needs_browser
-from helpers import SCRIPTS, SHORT_VAL, VAL_CHUNKS, first, load_state, patch, resize, run
+from helpers import (
+    SCRIPTS,
+    SHORT_VAL,
+    VAL_CHUNKS,
+    first,
+    load_state,
+    patch,
+    read_script,
+    resize,
+    run,
+)
 
 from tools.launch.jobs import free_port
 from tools.launch.snapshots import write_text
@@ -34,20 +44,7 @@ def toy(folder, file, *changes):
     return folder / Path(file).name
 
 
-# Writes down the operations of torch.distributed, as torch's profiler sees them.
-LOG = """
-import atexit, json
-import torch.autograd.profiler
-profiler = torch.autograd.profiler.profile().__enter__()
-
-@atexit.register
-def write_log():
-    profiler.__exit__(None, None, None)
-    events = sorted(profiler.function_events, key=lambda event: event.time_range.start)
-    names = [event.name.split("::")[1] for event in events if event.name.startswith("c10d::")]
-    with open(os.environ.get("RANK", "0") + ".log.json", "w") as file:
-        json.dump(names, file)
-"""
+LOG = read_script("log_operations.py")
 RECORD = f"""
 sys.path[:0] = {PATHS!r}
 import _watch_recorder
@@ -232,28 +229,7 @@ def test_ways_to_start(tmp_path, start):
         assert [name for _, name, *_ in events].count("DDP: all-reduce 4 gradients") == 3
 
 
-ON_GPUS = """
-import os
-import torch
-from torch.utils.data import DataLoader, IterableDataset, Subset
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        yield from torch.ones(4, 3)
-
-def train(loader):
-    model = torch.nn.Linear(3, 1).to(device)
-    model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[device])
-    for inputs in loader:
-        model(inputs.to(device)).sum().backward()
-
-device = int(os.environ["LOCAL_RANK"])
-torch.cuda.set_device(device)
-torch.distributed.init_process_group("nccl", device_id=torch.device("cuda", device))
-train(DataLoader(Subset(torch.ones(9, 3), [7, 8]), 2))
-train(DataLoader(Stream(), 2))
-torch.distributed.destroy_process_group()
-"""
+ON_GPUS = read_script("for_gpus_alone.py")
 
 
 @pytest.mark.long
