@@ -44,8 +44,8 @@ cascade: .venv/dev  ## carry an uncommitted edit of FROM=singlegpu.py down the c
 chaos: .venv/run  ## inject faults into a training on three nodes: make chaos FAULTS=20 SEED=1
 	python -m tools.chain.chaos $(FAULTS) $(if $(SEED),--seed $(SEED)) $(if $(filter local,$(DISKS)),--local-disks)
 
-bench: .venv/run  ## compare the speed of the stages with raw DDP
-	torchrun --standalone --nproc_per_node=2 -m bench.epoch_time $(BENCH_ARGS)
+bench: .venv/run $(if $(PEERS),.venv/peers)  ## compare the speed of the stages with raw DDP; PEERS=1: also with Accelerate and Fabric
+	torchrun --standalone --nproc_per_node=2 -m bench.epoch_time $(if $(PEERS),--peers) $(BENCH_ARGS)
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -59,6 +59,10 @@ bench: .venv/run  ## compare the speed of the stages with raw DDP
 
 .venv/dev: requirements-dev.txt requirements.txt constraints.txt | .venv/bin/python
 	python -m pip install --disable-pip-version-check -r requirements-dev.txt -c constraints.txt
+	@touch $@
+
+.venv/peers: requirements-peers.txt | .venv/run
+	python -m pip install --disable-pip-version-check -r requirements-peers.txt
 	@touch $@
 
 # Apart from the rest, since it is large and wants older packages: the schema of slurm/aws-cluster.yaml.

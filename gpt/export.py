@@ -30,8 +30,6 @@ def parse_args():
     parser.add_argument("tokens", type=Path, help="its --data")
     parser.add_argument("folder", help="where to write")
     args = parser.parse_args()
-    if not any(args.snapshots.glob("epoch_[0-9]*/.metadata")):
-        parser.error(f"no complete snapshot in {args.snapshots}")
     if not (args.tokens / "tokenizer.json").is_file():
         parser.error(f"no tokenizer.json in {args.tokens}")
     parent = os.path.dirname(args.folder) or "."
@@ -71,7 +69,10 @@ def make_model(sizes, padded_vocab_size, end_id):
 
 def main(args):
     warnings.filterwarnings("ignore", ".*load in a single process")  # which this script means to do
-    snapshot = max(args.snapshots.glob("epoch_[0-9]*/.metadata")).parent  # the newest complete one
+    complete = [path.parent for path in args.snapshots.glob("epoch_[0-9]*/.metadata")]
+    if not complete:
+        sys.exit(f"no complete snapshot in {args.snapshots}")
+    snapshot = max(complete)  # the newest
     saved = dcp.FileSystemReader(snapshot).read_metadata().state_dict_metadata
     sizes = read_sizes(snapshot)
     tokenizer = PreTrainedTokenizerFast(

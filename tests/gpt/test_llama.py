@@ -3,6 +3,7 @@
 test_shards.py shows that it trains alike on any number of ranks, and what builds on it.
 """
 
+import argparse
 import copy
 import functools
 from pathlib import Path
@@ -97,6 +98,11 @@ def test_exported(shell, monkeypatch, options, expected):
     with torch.no_grad():
         expected = model(text[:, :-1])[..., :300].argmax(2)
     assert text.shape[1] > 3 and torch.equal(text[:, 3:], expected[:, 2:])
+
+
+def test_no_snapshot_to_export(tmp_path):
+    with pytest.raises(SystemExit, match="no complete snapshot in "):
+        export.main(argparse.Namespace(snapshots=tmp_path))
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])

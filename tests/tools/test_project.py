@@ -1,12 +1,15 @@
 """Steps are short, edits are carried along them, commands of make work."""
 
+import importlib.util
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
 from helpers import NIGHTLY, edit, needs_slurm, run
 
+from bench import epoch_time
 from tools import steps
 from tools.steps import ROOT
 
@@ -124,10 +127,15 @@ def test_cascade_of_nothing(copy, name):
 # The targets of make, and scripts of bench/ and tools/ that no other test runs.
 
 OLD_FILES = "-o requirements.txt -o requirements-dev.txt -o constraints.txt"
+WITH_PEERS = pytest.mark.skipif(
+    importlib.util.find_spec("lightning_fabric") is None, reason="get it with: make .venv/peers"
+)
+BENCH = "torchrun --standalone --nproc_per_node=2 -m bench.epoch_time"
 # What is run here, at its smallest size, and something that it prints.
 COMMANDS = [
     ("make help", "make cascade"),
     ("make lint", "ruff format --check"),
+    ("make --dry-run bench PEERS=1", "bench.epoch_time --peers"),
     ("make --dry-run check STAGE=multigpu FILE=a.py", "judge.check multigpu 'a.py'"),
     ("python -m tools.chain.run --help", "usage: run.py"),
     ("python -m tools.judge.faults 1", "class Trainer:"),
@@ -135,6 +143,11 @@ COMMANDS = [
     pytest.param("python -m bench.recovery_time 1", "regroup.py: ", marks=NIGHTLY),
     pytest.param(
         "make bench BENCH_ARGS='--rounds 1 --epochs 1'", "x raw DDP", marks=pytest.mark.long
+    ),
+    pytest.param(
+        f"{BENCH} --peers --rounds 1 --epochs 1",
+        "Fabric  ",
+        marks=[*NIGHTLY, WITH_PEERS],
     ),
     pytest.param("make chaos FAULTS=1 SEED=65", ": good", marks=[pytest.mark.long, needs_slurm]),
 ]
@@ -147,3 +160,12 @@ def test_command(command, output):
     result = run(*shlex.split(command))
     assert result.returncode == 0, result.stdout + result.stderr
     assert output in result.stdout
+
+
+def test_bench_without_peers(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "lightning_fabric", None)
+    monkeypatch.setattr(sys, "argv", ["epoch_time.py", "--peers"])
+    with pytest.raises(SystemExit):
+        epoch_time.main()
+    error = "there is no lightning_fabric: make .venv/peers installs it\n"
+    assert capsys.readouterr().err.endswith(f"epoch_time.py: error: {error}")
