@@ -253,7 +253,9 @@ def test_snapshot_cannot_be_read_or_written(shell, name):
     job = shell.ranks_on(
         [shell.folder], f"{name} 1 --snapshot_path s", full_disk_folders=[shell.folder]
     )
-    job.fails("cannot save s: disk full, second run, or not plain numbers? [Errno 27] File too large")
+    job.fails(
+        "cannot save s: disk full, second run, or not plain numbers? [Errno 27] File too large"
+    )
 
 
 # monitor.py and stragglers.py: a plain loop's numbers, slow data, and which rank is slow.
@@ -412,7 +414,7 @@ def test_trace_of_three_steps(shell):
     assert run("sh", "-c", sed).returncode == 0
     folders = [shell.folder / "rank0", shell.folder / "rank1"]
     output = shell.ranks_on(folders, f"{shell.folder}/wide.py 1 1 --snapshot_path p.pt").succeeds()
-    assert output.count("saving the trace p.pt.trace.json\n") == 1
+    assert output.count("saving the trace to p.pt.trace.json\n") == 1
     assert [path.name for path in shell.folder.rglob("*trace*")] == ["p.pt.trace.json"]
     assert not list(folders[1].glob("p.pt*"))
     found = events(folders[0] / "p.pt.trace.json")

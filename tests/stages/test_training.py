@@ -83,7 +83,9 @@ def test_newest_snapshot_that_breaks_on_its_way(shell):
     shell.ranks_on(nodes[:1], "elastic_ddp.py 1").succeeds()
     setup = "script.Path.read_bytes = lambda path: b'half'"
     script = patch(shell.folder, "elastic_ddp.py", setup)
-    shell.ranks_on(nodes, f"{script} 2").fails("cannot load <_io.BytesIO", ": move it or set another")
+    shell.ranks_on(nodes, f"{script} 2").fails(
+        "cannot load <_io.BytesIO", ": move it or set another"
+    )
 
 
 def test_bar_on_a_terminal(tmp_path):

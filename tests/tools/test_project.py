@@ -1,5 +1,6 @@
 """Steps are short, edits are carried along them, all files save alike, commands of make work."""
 
+import ast
 import re
 import shlex
 import shutil
@@ -40,6 +41,19 @@ def test_steps_are_short(step):
         rows = (ROOT / table).read_text().splitlines()
         row = next(row for row in rows if row.startswith("|") and first_cell in row)
         assert row.endswith(f" {printed.strip()} |"), f"write {printed.strip()} into {table}"
+
+
+def introduction(script):
+    """Returns the beginning of the help text, without the command that follows."""
+    docstring = ast.get_docstring(ast.parse((ROOT / script).read_text()))
+    return re.split(": |, with the same command", docstring)[0]
+
+
+@pytest.mark.parametrize(
+    "step", [s for s in steps.ALL if s.file.endswith(".py")], ids=lambda step: step.file
+)
+def test_scripts_introduce_themselves(step):
+    assert introduction(step.file) != introduction(step.base)
 
 
 def cascade(folder, file):
