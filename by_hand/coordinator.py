@@ -1,8 +1,8 @@
 """Forms the process groups of by_hand/regroup.py: python by_hand/coordinator.py HOST:29400
 
-HOST is this machine's name in the network of the job: only who reaches it there can connect. The
-next port, 29401, is that of the store, where the ranks of a group find each other. Like torchrun's
-rendezvous, it must not fail. It ends when the training has finished.
+HOST is this machine's name in the job's network; only processes that reach it there can connect.
+The next port, 29401, serves the store in which the ranks of a group find each other. Like
+torchrun's rendezvous, the coordinator must not fail. It ends when the training has finished.
 """
 
 import argparse
@@ -16,11 +16,11 @@ import torch.distributed as dist
 
 
 class Coordinator:
-    """Gives all processes that live a group, once all have asked, and their ranks in it."""
+    """Forms a group of all live processes once all have asked, and gives each its rank."""
 
     def __init__(self, patience):
-        self.patience = patience  # in seconds, for the others, once a process has asked
-        self.has_asked = {}  # by connection; one that is closed is a process that is gone
+        self.patience = patience  # seconds to wait for the others once a process has asked
+        self.has_asked = {}  # by connection; a closed one means that its process is gone
         self.groups = 0
         self.finished = False
         self.ended = asyncio.Event()
@@ -49,7 +49,7 @@ class Coordinator:
         elif any(self.has_asked.values()):
             for writer, has_asked in self.has_asked.items():
                 if not has_asked:
-                    writer.write(struct.pack("!3i", 0, 0, 0))  # asks it to come
+                    writer.write(struct.pack("!3i", 0, 0, 0))  # asks it to regroup
 
     def leave_out(self, group):
         if group == self.groups:
@@ -61,7 +61,7 @@ class Coordinator:
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("address", metavar="HOST:PORT")
-    parser.add_argument("patience", nargs="?", type=float, default=600, help="in seconds")
+    parser.add_argument("patience", nargs="?", type=float, default=600, help="seconds to wait")
     args = parser.parse_args()
     args.host, _, port = args.address.rpartition(":")
     if not (args.host and port.isdigit()):
@@ -81,7 +81,7 @@ async def main(args):
         sys.exit(f"cannot listen on {args.address} and the next port: in use, or not ours? {error}")
     if listener.getsockname()[0] == "127.0.1.1":  # Debian's and Ubuntu's entry in /etc/hosts
         sys.exit(f"only this machine can connect to {args.host}: name its address in the network")
-    store = dist.TCPStore(  # noqa: F841  it serves as long as this variable lives
+    store = dist.TCPStore(  # noqa: F841  the store serves as long as this variable lives
         args.host,
         args.port + 1,
         is_master=True,

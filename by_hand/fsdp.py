@@ -49,7 +49,7 @@ class ToyDataset(Dataset):
 
 
 def split(tensor):
-    """Returns a tensor's numbers as a row for each rank, padded with zeros at the end."""
+    """Returns a tensor's elements as one row per rank, padded with zeros at the end."""
     padding = -tensor.numel() % dist.get_world_size()
     return F.pad(tensor.flatten(), (0, padding)).view(dist.get_world_size(), -1)
 
@@ -61,7 +61,7 @@ def join(rows, parameter):
 
 def gather(shard, parameter):
     """On rank 0, returns the whole tensor; on the other ranks, their shard."""
-    if shard.dim() == 0:  # such as AdamW's number of steps, the same on all ranks
+    if shard.dim() == 0:  # such as AdamW's step count, the same on all ranks
         return shard
     if dist.get_rank() > 0:
         dist.gather(shard)
@@ -72,7 +72,7 @@ def gather(shard, parameter):
 
 
 class Bucket:
-    """A layer's parameters: each rank keeps a shard of them, and all while the layer computes."""
+    """A layer's parameters, of which each rank keeps a shard; it gathers them for each pass."""
 
     def __init__(self, layer):
         self.parameters = list(layer.parameters())
@@ -80,7 +80,7 @@ class Bucket:
         self.shards = [nn.Parameter(rows[dist.get_rank()].clone()) for rows in self.rows]
         self.ready = 0  # how many gradients backward() has computed since the last step
         for parameter, rows in zip(self.parameters, self.rows, strict=True):
-            parameter.data = join(rows, parameter)  # in the memory that comes and goes
+            parameter.data = join(rows, parameter)  # in memory that is freed between passes
             parameter.register_post_accumulate_grad_hook(self.note_gradient)
         self.free_weights()
         layer.register_forward_pre_hook(self.gather_weights)
@@ -121,7 +121,7 @@ class Bucket:
 
 
 class FullyShardedDataParallel(nn.Module):
-    """Gathers the weights of a layer of `module` when it is needed, as torch's FSDP does."""
+    """Gathers the weights of each layer of `module` when they are needed, as torch's FSDP does."""
 
     def __init__(self, module):
         super().__init__()
@@ -146,8 +146,8 @@ class FullyShardedDataParallel(nn.Module):
 class Trainer:
     """Trains `model`, already on `device`, for `args.total_epochs`; resumes if a snapshot exists.
 
-    A snapshot holds all that is needed to resume: the state_dicts of `model` and `optimizer`, and
-    `epochs_run`, the number of completed epochs and so the index of the next one.
+    A snapshot holds everything needed to resume: the state_dicts of `model` and `optimizer`, and
+    `epochs_run`, the number of completed epochs, which is the index of the next one.
     """
 
     def __init__(self, model, train_loader, loss_fn, optimizer, device, args):
@@ -159,7 +159,7 @@ class Trainer:
         self.args = args
         self.is_main = dist.get_rank() == 0  # logs for all ranks
         self.epochs_run = 0
-        self.total_loss = torch.zeros((), device=device)  # of the epoch's samples so far
+        self.total_loss = torch.zeros((), device=device)  # sum over the epoch's samples so far
         self._load_snapshot(args.snapshot_path)
 
     def _run_batch(self, inputs, targets):
@@ -172,7 +172,7 @@ class Trainer:
 
     def _run_epoch(self, epoch):
         """Trains one epoch and sets `self.loss` to its mean loss per sample."""
-        # A resumed run must have the same sample order and dropout as an unbroken one.
+        # A resumed run must have the same sample order and dropout as an uninterrupted one.
         self.train_loader.sampler.set_epoch(epoch)
         torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
         for inputs, targets in self.train_loader:
@@ -188,10 +188,10 @@ class Trainer:
     def _save_snapshot(self):
         weights = self.model.shards
         finite = torch.stack([weight.isfinite().all() for weight in weights]).all()
-        dist.all_reduce(finite, dist.ReduceOp.MIN)  # each rank has other shards
+        dist.all_reduce(finite, dist.ReduceOp.MIN)  # each rank has different shards
         if not finite:
             sys.exit("cannot save: a weight is nan or inf; lower the learning rate?")
-        model_state = self._whole_model_state()  # on rank 0, with the help of all
+        model_state = self._whole_model_state()  # a collective; only rank 0 gets all of it
         optimizer_state = self._whole_optimizer_state()
         if not self.is_main:
             return
@@ -207,14 +207,14 @@ class Trainer:
                 torch.save(snapshot, file)
                 file.flush()
                 os.fsync(file.fileno())
-            torch.load(tmp_path, map_location="meta", weights_only=True)  # as when it resumes
+            torch.load(tmp_path, map_location="meta", weights_only=True)  # checks that it loads
             os.replace(tmp_path, path)  # atomic: `path` is always a complete snapshot
         except Exception as error:
             sys.exit(f"cannot save {path}: disk full, second run, or not plain numbers? {error}")
         self._log(f"epoch {self.epochs_run} | loss {self.loss:.4g} | saved {path}")
 
     def _whole_model_state(self):
-        state_dict = self.model.module.state_dict()  # of which only the shapes are there
+        state_dict = self.model.module.state_dict()  # only the shapes are valid
         for name, shard in zip(state_dict, self.model.shards, strict=True):
             state_dict[name] = gather(shard.detach(), state_dict[name])
         return state_dict
@@ -272,7 +272,7 @@ def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("total_epochs", nargs="?", type=int, default=50)
     parser.add_argument("save_every", nargs="?", type=int, default=10, help="epochs per snapshot")
-    parser.add_argument("--batch_size", type=int, default=32, help="per device")
+    parser.add_argument("--batch_size", type=int, default=32, help="samples per device")
     parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
     parser.add_argument("--snapshot_path", default="snapshot.pt")
     parser.add_argument("--seed", type=int, default=0)

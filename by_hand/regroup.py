@@ -1,4 +1,4 @@
-"""Train on CPUs while processes come and go, without a restart of the others. Once, on HOST:
+"""Train on CPUs while processes come and go, without restarting the others. Once, on HOST:
 
     python by_hand/coordinator.py HOST:29400
 
@@ -87,7 +87,7 @@ class GlobalBatchSampler(DistributedSampler):
 
 
 class Group:
-    """The process group, which the coordinator forms anew when a process is gone or joins."""
+    """The process group, which the coordinator forms anew when a process leaves or joins."""
 
     def __init__(self, device, args):
         self.options = {"backend": "gloo", "timeout": timedelta(minutes=args.timeout)}
@@ -104,11 +104,11 @@ class Group:
         """Waits until all other processes have called this, or are gone, and connects to them."""
         if not dist.is_initialized():  # torch counts failed attempts, until a group is destroyed
             dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        dist.destroy_process_group()  # disconnects: who waits for this rank gets an error
+        dist.destroy_process_group()  # disconnects: ranks that wait for this one get an error
         self.number = 0
         try:
             self.coordinator.sendall(b"g")
-            while self.number == 0:  # that was a request to come
+            while self.number == 0:  # 0 asks to regroup
                 answer = self.coordinator.recv(12, socket.MSG_WAITALL)
                 self.number, rank, world_size = struct.unpack("!3i", answer)
         except (OSError, struct.error):
@@ -122,16 +122,16 @@ class Group:
 
 
 def start_own_session(worker_id):
-    """Keeps signals from a data worker: torchrun sends them to the rank's whole process group."""
+    """Shields a data worker from signals, which torchrun sends to the rank's process group."""
     os.setsid()
 
 
 class Trainer:
     """Trains `model`, already on `device`, for `args.total_epochs`; resumes if a snapshot exists.
 
-    A snapshot holds all that is needed to resume: the state_dicts of `model` and `optimizer`, and
-    `epochs_run`, the number of completed epochs and so the index of the next one.
-    Of that next epoch, the first `samples_run` samples are trained already, with mean loss `loss`.
+    A snapshot holds everything needed to resume: the state_dicts of `model` and `optimizer`, and
+    `epochs_run`, the number of completed epochs, which is the index of the next one.
+    The first `samples_run` samples of that epoch are already trained, with mean loss `loss`.
     """
 
     def __init__(self, model, train_loader, loss_fn, optimizer, device, args):
@@ -143,18 +143,18 @@ class Trainer:
         self.optimizer = optimizer
         self.device = device
         self.args = args
-        self.data_key = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # fix the order
+        self.data_key = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # sample order
         self.epochs_run = 0
         self.samples_run = 0
         self.steps = 0
         self.stop_requested = False
-        self.check_every = 1  # steps
-        self.next_check = 1  # the step
+        self.check_every = 1  # in steps
+        self.next_check = 1  # step number
         self.checked_at = time.monotonic()
-        self.rng = torch.default_generator  # that dropout draws from
+        self.rng = torch.default_generator  # dropout draws from it
         if device.type == "cuda":
             self.rng = torch.cuda.default_generators[device.index]
-        self.total_loss = torch.zeros((), device=device)  # of the epoch's samples so far
+        self.total_loss = torch.zeros((), device=device)  # sum over the epoch's samples so far
         self._load_snapshot(args.snapshot_path)
         self.group = Group(device, args)  # from here on, the others wait for this process
 
@@ -167,10 +167,10 @@ class Trainer:
         step_s = (time.monotonic() - self.checked_at) / self.check_every
         values = torch.tensor([float(request), step_s], device=self.device)
         dist.all_reduce(values, dist.ReduceOp.MAX)
-        stop, step_s = values.tolist()  # waits for the GPU, so not in every step
+        stop, step_s = values.tolist()  # waits for the GPU: too slow for every step
         if stop == 2:
-            raise RuntimeError("a process joins")  # a signal is seen again afterwards
-        self.check_every = int(1 / min(max(step_s, 0.01), 1))  # about once in a second
+            raise RuntimeError("a process joins")  # a signal is found again afterwards
+        self.check_every = int(1 / min(max(step_s, 0.01), 1))  # about once a second
         self.next_check += self.check_every
         self.checked_at = time.monotonic()
         return stop > 0
@@ -214,7 +214,7 @@ class Trainer:
 
     def _run_epoch(self, epoch):
         """Trains the rest of an epoch and sets `self.loss` to its mean loss per sample."""
-        # A resumed run must have the same sample order and dropout as an unbroken one.
+        # A resumed run must have the same sample order and dropout as an uninterrupted one.
         self.train_loader.batch_sampler.set_position(epoch, self.samples_run)
         torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
         for inputs, targets in self.train_loader:
@@ -240,7 +240,7 @@ class Trainer:
         return total_loss.item() / self.samples_run
 
     def save_after_failure(self):
-        """Saves this rank's state, unless a snapshot has it: the other ranks may be gone."""
+        """Saves this rank's state unless a snapshot already holds it; other ranks may be gone."""
         saved = (0, 0)  # before the first step, there is nothing to save
         if os.path.exists(self.args.snapshot_path):
             snapshot = torch.load(self.args.snapshot_path, "cpu", mmap=True, weights_only=True)
@@ -272,7 +272,7 @@ class Trainer:
                 torch.save(snapshot, file)
                 file.flush()
                 os.fsync(file.fileno())
-            torch.load(tmp_path, map_location="meta", weights_only=True)  # as when it resumes
+            torch.load(tmp_path, map_location="meta", weights_only=True)  # checks that it loads
             os.replace(tmp_path, path)  # atomic: `path` is always a complete snapshot
         except Exception as error:
             sys.exit(f"cannot save {path}: disk full, second run, or not plain numbers? {error}")
@@ -287,7 +287,7 @@ class Trainer:
             self.epochs_run = snapshot["epochs_run"]
             self.samples_run = snapshot.get("samples_run", 0)
             if self.samples_run > 0 and snapshot["data_key"] != self.data_key:
-                raise ValueError(f"its epoch is one of {snapshot['data_key']}, not {self.data_key}")
+                raise ValueError(f"its epoch has {snapshot['data_key']}, not {self.data_key}")
             self.loss = snapshot.get("loss", 0.0)
             self.total_loss.fill_(self.loss * self.samples_run / self.world_size)
         except FileNotFoundError:
@@ -301,7 +301,7 @@ class Trainer:
         tqdm.write(f"{message}\n", end="")  # one write: processes may share a log
 
     def train(self):
-        """Trains; when a process is gone or joins, regroups and does the interrupted step again."""
+        """Trains; when a process leaves or joins, regroups and repeats the interrupted step."""
         for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, self._request_stop)
         failures = 0
@@ -312,7 +312,7 @@ class Trainer:
                 self._train()
                 self.group.coordinator.sendall(b"f")  # finished: the coordinator may end
                 return
-            except RuntimeError as error:  # of a collective, or of the script
+            except RuntimeError as error:  # from a collective or the script
                 failures = failures + 1 if position == (self.epochs_run, self.samples_run) else 0
                 if failures == 10:
                     raise
@@ -343,8 +343,8 @@ def parse_args():
     parser.add_argument("save_every", nargs="?", type=int, default=10, help="epochs per snapshot")
     parser.add_argument("--coordinator", required=True, metavar="HOST:PORT")
     parser.add_argument("--save_every_steps", type=int, default=100, help="steps per snapshot")
-    parser.add_argument("--global_batch_size", type=int, default=64, help="of all devices")
-    parser.add_argument("--timeout", type=float, default=1, help="of collectives, in minutes")
+    parser.add_argument("--global_batch_size", type=int, default=64, help="samples on all devices")
+    parser.add_argument("--timeout", type=float, default=1, help="minutes a collective may take")
     parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
     parser.add_argument("--snapshot_path", default="snapshot.pt")
     parser.add_argument("--seed", type=int, default=0)
@@ -391,7 +391,7 @@ def main(args):
     try:
         trainer.train()
     except (RuntimeError, SystemExit):  # the latter if the coordinator is gone
-        if device.type == "cpu" and local_rank == 0:  # after NCCL's, weights may be garbage
+        if device.type == "cpu" and local_rank == 0:  # after NCCL errors, weights may be garbage
             trainer.save_after_failure()
         raise
     if device.type == "cpu":

@@ -51,7 +51,7 @@ class ToyDataset(Dataset):
 
 
 def split(tensor):
-    """Returns a tensor's numbers as a row for each rank, padded with zeros at the end."""
+    """Returns a tensor's elements as one row per rank, padded with zeros at the end."""
     padding = -tensor.numel() % dist.get_world_size()
     return F.pad(tensor.flatten(), (0, padding)).view(dist.get_world_size(), -1)
 
@@ -63,7 +63,7 @@ def join(rows, parameter):
 
 def gather(shard, parameter):
     """On rank 0, returns the whole tensor; on the other ranks, their shard."""
-    if shard.dim() == 0:  # such as AdamW's number of steps, the same on all ranks
+    if shard.dim() == 0:  # such as AdamW's step count, the same on all ranks
         return shard
     if dist.get_rank() > 0:
         dist.gather(shard)
@@ -74,7 +74,7 @@ def gather(shard, parameter):
 
 
 class Bucket:
-    """Parameters whose gradients all ranks average in one reduce-scatter, each those of a shard."""
+    """Parameters whose gradients one reduce-scatter averages: each rank gets those of its shard."""
 
     def __init__(self):
         self.parameters = []
@@ -118,7 +118,7 @@ class DistributedDataParallel(nn.Module):
         self.rows = [split(parameter.detach()) for parameter in module.parameters()]
         self.shards = [nn.Parameter(rows[dist.get_rank()]) for rows in self.rows]
         for parameter, rows in zip(module.parameters(), self.rows, strict=True):
-            parameter.data = join(rows, parameter)  # in the memory that has the shard
+            parameter.data = join(rows, parameter)  # in the memory that holds the shard
         pairs = zip(module.parameters(), self.shards, strict=True)
         self.buckets = [Bucket()]
         for parameter, shard in reversed(list(pairs)):  # the order of backward()
@@ -141,8 +141,8 @@ class DistributedDataParallel(nn.Module):
 class Trainer:
     """Trains `model`, already on `device`, for `args.total_epochs`; resumes if a snapshot exists.
 
-    A snapshot holds all that is needed to resume: the state_dicts of `model` and `optimizer`, and
-    `epochs_run`, the number of completed epochs and so the index of the next one.
+    A snapshot holds everything needed to resume: the state_dicts of `model` and `optimizer`, and
+    `epochs_run`, the number of completed epochs, which is the index of the next one.
     """
 
     def __init__(self, model, train_loader, loss_fn, optimizer, device, args):
@@ -154,7 +154,7 @@ class Trainer:
         self.args = args
         self.is_main = dist.get_rank() == 0  # logs for all ranks
         self.epochs_run = 0
-        self.total_loss = torch.zeros((), device=device)  # of the epoch's samples so far
+        self.total_loss = torch.zeros((), device=device)  # sum over the epoch's samples so far
         self._load_snapshot(args.snapshot_path)
 
     def _run_batch(self, inputs, targets):
@@ -168,7 +168,7 @@ class Trainer:
 
     def _run_epoch(self, epoch):
         """Trains one epoch and sets `self.loss` to its mean loss per sample."""
-        # A resumed run must have the same sample order and dropout as an unbroken one.
+        # A resumed run must have the same sample order and dropout as an uninterrupted one.
         self.train_loader.sampler.set_epoch(epoch)
         torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
         for inputs, targets in self.train_loader:
@@ -185,7 +185,7 @@ class Trainer:
         finite = torch.stack([weight.isfinite().all() for weight in self.model.parameters()]).all()
         if not finite:
             sys.exit("cannot save: a weight is nan or inf; lower the learning rate?")
-        optimizer_state = self._whole_optimizer_state()  # on rank 0, with the help of all
+        optimizer_state = self._whole_optimizer_state()  # a collective; only rank 0 gets all of it
         if not self.is_main:
             return
         snapshot = {
@@ -200,7 +200,7 @@ class Trainer:
                 torch.save(snapshot, file)
                 file.flush()
                 os.fsync(file.fileno())
-            torch.load(tmp_path, map_location="meta", weights_only=True)  # as when it resumes
+            torch.load(tmp_path, map_location="meta", weights_only=True)  # checks that it loads
             os.replace(tmp_path, path)  # atomic: `path` is always a complete snapshot
         except Exception as error:
             sys.exit(f"cannot save {path}: disk full, second run, or not plain numbers? {error}")
@@ -258,7 +258,7 @@ def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("total_epochs", nargs="?", type=int, default=50)
     parser.add_argument("save_every", nargs="?", type=int, default=10, help="epochs per snapshot")
-    parser.add_argument("--batch_size", type=int, default=32, help="per device")
+    parser.add_argument("--batch_size", type=int, default=32, help="samples per device")
     parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
     parser.add_argument("--snapshot_path", default="snapshot.pt")
     parser.add_argument("--seed", type=int, default=0)

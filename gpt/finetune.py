@@ -1,4 +1,4 @@
-"""Finetune a model of Hugging Face with FSDP, with the same command on each node (HOST is one):
+"""Finetune a Hugging Face model with FSDP, with the same command on each node (HOST is one):
 
     torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=HOST:29400 \
         gpt/finetune.py 50 10 --model FOLDER
@@ -43,7 +43,7 @@ class TextDataset(Dataset):
     """Chunks of `context` tokens of a file; a chunk's target is the same chunk one token later."""
 
     def __init__(self, path, context, tokenizer):
-        text = path.read_bytes().decode("utf-8-sig")  # as it is, \r\n too
+        text = path.read_bytes().decode("utf-8-sig")  # unchanged, including \r\n
         self.tokens = torch.tensor(tokenizer(text, verbose=False).input_ids)
         self.context = context
 
@@ -76,16 +76,16 @@ class ResumableSampler(DistributedSampler):
 
 
 def start_own_session(worker_id):
-    """Keeps signals from a data worker: torchrun sends them to the rank's whole process group."""
+    """Shields a data worker from signals, which torchrun sends to the rank's process group."""
     os.setsid()
 
 
 class Trainer:
     """Trains `model`, already on `device`, for `args.total_epochs`; resumes if a snapshot exists.
 
-    A snapshot is a folder: each rank saves its own part of `model` and `optimizer`, and
-    `epochs_run`, the number of completed epochs and so the index of the next one.
-    Of that next epoch, the first `samples_run` samples are trained already, with mean loss `loss`.
+    A snapshot is a folder in which each rank saves its part of `model` and `optimizer`, and
+    `epochs_run`, the number of completed epochs, which is the index of the next one.
+    The first `samples_run` samples of that epoch are already trained, with mean loss `loss`.
     """
 
     def __init__(self, model, train_loader, val_loader, loss_fn, optimizer, device, args):
@@ -98,7 +98,7 @@ class Trainer:
         self.args = args
         self.is_main = dist.get_rank() == 0  # logs for all ranks
         self.shape = f"{model.config.num_hidden_layers=}, {model.config.num_attention_heads=}"
-        self.data_key = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # fix the order
+        self.data_key = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # sample order
         files = [(str(path), path.stat().st_size) for path in args.text]
         data = [torch.from_file(name, size=size, dtype=torch.uint8) for name, size in files]
         ends = [(len(file), file[:1024].tolist(), file[-1024:].tolist()) for file in data]
@@ -113,24 +113,24 @@ class Trainer:
         self.loss = 0.0
         self.steps = 0
         self.stop_requested = False
-        self.check_every = 1  # steps
-        self.next_check = 1  # the step
+        self.check_every = 1  # in steps
+        self.next_check = 1  # step number
         self.checked_at = time.monotonic()
-        self.rng = torch.default_generator  # that dropout draws from
+        self.rng = torch.default_generator  # dropout draws from it
         if device.type == "cuda":
             self.rng = torch.cuda.default_generators[device.index]
         self.first_bad_step = torch.tensor(math.inf, device=device)  # no gradient is nan so far
-        self.recent_loss = torch.zeros((), device=device)  # of the samples since it was logged
+        self.recent_loss = torch.zeros((), device=device)  # sum since the last log line
         self.recent_samples = 0
         weights = model.state_dict()
-        del weights["model.embed_tokens.weight"]  # looked up; as a head, it has another name
+        del weights["model.embed_tokens.weight"]  # looked up; a head has a different name
         self.flops_per_token = 6 * sum(w.numel() for w in weights.values())  # attention left out
         self.tokens = 0  # so far, on this rank
         self.start_time = time.perf_counter()
         self._restart_clock()
-        self.total_loss = torch.zeros((), device=device)  # of the epoch's samples so far
+        self.total_loss = torch.zeros((), device=device)  # sum over the epoch's samples so far
         self.snapshot = None
-        with contextlib.suppress(FileNotFoundError):  # of the first run
+        with contextlib.suppress(FileNotFoundError):  # the first run finds no folder
             folders = [f for f in Path(args.snapshot_path).iterdir() if f.match(SNAPSHOT_NAMES)]
             complete = [f for f in folders if ".metadata" in os.listdir(f)]  # it is written last
             self.snapshot = max(complete, default=None)
@@ -142,12 +142,12 @@ class Trainer:
         self.stop_requested = True
 
     def _any_rank_stops(self):
-        """Returns whether a signal has reached any rank. All call it, about once in a second."""
+        """Returns whether a signal has reached any rank. A collective, run about once a second."""
         step_s = (time.monotonic() - self.checked_at) / self.check_every
         values = torch.tensor([float(self.stop_requested), step_s], device=self.device)
         dist.all_reduce(values, dist.ReduceOp.MAX)
-        stop, step_s = values.tolist()  # waits for the GPU, so not in every step
-        self.check_every = int(1 / min(max(step_s, 0.01), 1))  # about once in a second
+        stop, step_s = values.tolist()  # waits for the GPU: too slow for every step
+        self.check_every = int(1 / min(max(step_s, 0.01), 1))  # about once a second
         self.next_check += self.check_every
         self.checked_at = time.monotonic()
         self._exit_if_gradient_was_bad()
@@ -163,14 +163,14 @@ class Trainer:
             sys.exit(f"the gradient of step {step:.0f} is nan or inf: {skip}")
 
     def _agree_on_start(self):
-        """Exits if not all nodes have the newest snapshot, or the same data."""
+        """Exits unless all nodes have the newest snapshot and the same data."""
         starts = [None] * dist.get_world_size()
         dist.all_gather_object(starts, (self.snapshot and self.snapshot.name, self.data_key))
         if len(set(starts)) > 1:
             sys.exit(f"ranks start at {starts}: share or copy the snapshot and data, use one seed")
 
     def _learning_rate(self):
-        """Rises from a tenth of its maximum during the warm-up, then falls to a tenth."""
+        """Returns the rate: a warm-up from a tenth of the maximum, then a cosine to a tenth."""
         epochs = self.epochs_run + self.samples_run / len(self.train_loader.dataset)
         progress = epochs / self.args.total_epochs  # from 0 to 1
         warmup = 0.1
@@ -182,7 +182,7 @@ class Trainer:
         return self.args.learning_rate * cosine
 
     def _steps_done(self):
-        """Returns the number of steps that led here, those before a restart included."""
+        """Returns the number of steps so far, including those before a restart."""
         global_size = self.train_loader.batch_size * self.train_loader.sampler.num_replicas
         steps_of_epoch = math.ceil(self.samples_run / global_size)
         return self.epochs_run * len(self.train_loader) + steps_of_epoch
@@ -209,7 +209,7 @@ class Trainer:
             loss += micro_loss.detach()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.grad_norm = norm.full_tensor()  # a plain tensor, equal on all ranks
-        bad_step = torch.where(self.grad_norm.isfinite(), math.inf, step)  # waits for no GPU
+        bad_step = torch.where(self.grad_norm.isfinite(), math.inf, step)  # no wait for the GPU
         self.first_bad_step = torch.minimum(self.first_bad_step, bad_step)
         self.optimizer.step()
         loss_sum = loss.detach() * global_size / dist.get_world_size()
@@ -220,7 +220,7 @@ class Trainer:
         self.tokens += inputs.numel()
 
     def _log_steps(self):
-        """Logs the mean loss since the last such line, and how the latest step went."""
+        """Logs the mean loss since the last log line, and figures of the latest step."""
         dist.all_reduce(self.recent_loss)  # the sum over all ranks
         loss = self.recent_loss.item() / self.recent_samples
         norm = self.grad_norm.item()
@@ -250,13 +250,13 @@ class Trainer:
         self._restart_clock()
 
     def _restart_clock(self):
-        """Leaves what came before, such as an evaluation, out of the next speed that is logged."""
+        """Excludes the time until now, such as an evaluation's, from the next speed logged."""
         self.tokens_before = self.tokens
         self.time_before = time.perf_counter()
 
     def _throughput(self, tokens, start_time):
         """Formats tokens per second since `start_time`, and the MFU if a device's peak is given."""
-        tokens_per_second = tokens / (time.perf_counter() - start_time)  # of a rank
+        tokens_per_second = tokens / (time.perf_counter() - start_time)  # of this rank
         throughput = f"{tokens_per_second * dist.get_world_size():,.0f} tokens/s"
         if self.args.peak_tflops:
             flops_per_second = tokens_per_second * self.flops_per_token
@@ -265,7 +265,7 @@ class Trainer:
 
     def _run_epoch(self, epoch):
         """Trains the rest of an epoch and sets `self.loss` to its mean loss per sample."""
-        # A resumed run must have the same sample order and dropout as an unbroken one.
+        # A resumed run must have the same sample order and dropout as an uninterrupted one.
         self.train_loader.sampler.set_position(epoch, self.samples_run)
         torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
         for inputs, targets in self.train_loader:
@@ -298,7 +298,7 @@ class Trainer:
         self._exit_if_gradient_was_bad()
         weights = [w.to_local() if isinstance(w, DTensor) else w for w in self.model.parameters()]
         finite = torch.stack([weight.isfinite().all() for weight in weights]).all()
-        dist.all_reduce(finite, dist.ReduceOp.MIN)  # each rank has other shards
+        dist.all_reduce(finite, dist.ReduceOp.MIN)  # each rank has different shards
         if not finite:
             sys.exit("cannot save: a weight is nan or inf; lower the learning rate?")
         if self.is_main:
@@ -316,7 +316,7 @@ class Trainer:
         self._restart_clock()
 
     def _state_dict(self):
-        """Returns what a snapshot holds, with the tensors in use, not copies of them."""
+        """Returns the contents of a snapshot: the tensors in use, not copies of them."""
         options = StateDictOptions(flatten_optimizer_state_dict=True)  # by the weights' names
         model_state, optimizer_state = get_state_dict(self.model, self.optimizer, options=options)
         return {
@@ -336,7 +336,7 @@ class Trainer:
             dcp.load(snapshot, checkpoint_id=source)
             if snapshot["shape"] != self.shape:
                 raise ValueError(f"saved by a model of {snapshot['shape']}, not {self.shape}")
-            self._state_dict()  # gives the optimizer a state of each weight
+            self._state_dict()  # gives the optimizer a state for each weight
             saved = " ".join(dcp.FileSystemReader(source).read_metadata().state_dict_metadata)
             for name, weight in self.model.named_parameters():
                 if f".state.{name}." not in saved and self.optimizer.state.pop(weight, None):
@@ -350,7 +350,7 @@ class Trainer:
             self.epochs_run = snapshot["epochs_run"]
             self.samples_run = snapshot.get("samples_run", 0)
             if self.samples_run > 0 and snapshot["data_key"] != self.data_key:
-                raise ValueError(f"its epoch is one of {snapshot['data_key']}, not {self.data_key}")
+                raise ValueError(f"its epoch has {snapshot['data_key']}, not {self.data_key}")
             self.loss = snapshot.get("loss", 0.0)
             self.total_loss.fill_(self.loss * self.samples_run / dist.get_world_size())
         except (Exception, dcp.CheckpointException) as error:
@@ -394,22 +394,22 @@ def parse_args():
     parser.add_argument("total_epochs", nargs="?", type=int, default=50)
     parser.add_argument("save_every", nargs="?", type=int, default=10, help="epochs per snapshot")
     parser.add_argument("--save_every_steps", type=int, default=100, help="steps per snapshot")
-    parser.add_argument("--log_every_steps", type=int, default=10, help="steps per line in the log")
-    parser.add_argument("--skip_steps", type=int, nargs="*", default=[], help="bad global batches")
+    parser.add_argument("--log_every_steps", type=int, default=10, help="steps per log line")
+    parser.add_argument("--skip_steps", type=int, nargs="*", default=[], help="steps to skip")
     parser.add_argument("--eval_every_steps", type=int, default=1000, help="steps per evaluation")
-    parser.add_argument("--val_tokens", type=int, default=65536, help="the ends of the files")
-    parser.add_argument("--batch_size", type=int, default=32, help="per device")
-    parser.add_argument("--micro_batch_size", type=int, default=32, help="samples at a time")
+    parser.add_argument("--val_tokens", type=int, default=65536, help="taken from the files' ends")
+    parser.add_argument("--batch_size", type=int, default=32, help="samples per device")
+    parser.add_argument("--micro_batch_size", type=int, default=32, help="samples per backward()")
     stdlib_files = sorted(Path(os.__file__).parent.glob("*.py"))
     parser.add_argument("--text", nargs="+", type=Path, default=stdlib_files, metavar="FILE")
     parser.add_argument("--model", type=Path, default="model", help="a folder with safetensors")
     parser.add_argument("--export_path", default="finetuned", help="a folder, written at the end")
-    parser.add_argument("--context", type=int, default=64, help="in tokens")
+    parser.add_argument("--context", type=int, default=64, help="tokens per chunk")
     parser.add_argument("--learning_rate", type=float, default=1e-5)
     parser.add_argument("--warmup_steps", type=int, help="default: a tenth of the training")
-    parser.add_argument("--recompute", action="store_true", help="activations: saves memory")
+    parser.add_argument("--recompute", action="store_true", help="recompute activations")
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--peak_tflops", type=float, help="of a device, to log the MFU")
+    parser.add_argument("--peak_tflops", type=float, help="TFLOP/s of a device, for the MFU")
     parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
     parser.add_argument("--snapshot_path", default="snapshot", help="a folder")
     parser.add_argument("--seed", type=int, default=0)
@@ -479,7 +479,7 @@ def load_pretrained(model, path):
         unknown = names - set(model.state_dict())
         unknown = [name for name in unknown if not name.endswith("rotary_emb.inv_freq")]
         if unknown:
-            raise ValueError(f"the config knows nothing of {sorted(unknown)[:3]}")
+            raise ValueError(f"the config does not describe {sorted(unknown)[:3]}")
         if twice := [name for name in names if len(metadata[name].chunks) > 1]:
             raise ValueError(f"two files have {sorted(twice)[:3]}: move one of them away")
         if index.exists():
@@ -585,7 +585,7 @@ def main(args):
         worker_init_fn=start_own_session,
         pin_memory=device.type == "cuda",
     )
-    val_sampler = DistributedSampler(val_set, shuffle=False, drop_last=True)  # none comes twice
+    val_sampler = DistributedSampler(val_set, shuffle=False, drop_last=True)  # repeats none
     val_batch_size = min(args.batch_size, args.micro_batch_size)
     val_loader = DataLoader(val_set, val_batch_size, sampler=val_sampler)
     Trainer(model, train_loader, val_loader, loss_fn, optimizer, device, args).train()

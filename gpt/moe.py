@@ -38,14 +38,14 @@ SNAPSHOT_NAMES = f"epoch_{4 * '[0-9]'}_sample_{12 * '[0-9]'}"  # a glob pattern
 
 
 class Experts(nn.Module):
-    """`n_experts` MLPs; maps rows of shape (rows, n_embd), each by the expert of that number."""
+    """`n_experts` MLPs; maps rows of shape (rows, n_embd), each by the expert with its id."""
 
     def __init__(self, n_embd, n_experts):
         super().__init__()
         self.up = nn.Parameter(torch.empty(n_experts, n_embd, 4 * n_embd))
         self.down = nn.Parameter(torch.empty(n_experts, 4 * n_embd, n_embd))
 
-    @torch.compiler.disable  # else --compile would compile each number of rows of an expert
+    @torch.compiler.disable  # else --compile would recompile for each number of rows
     def forward(self, inputs, expert_ids):
         order = expert_ids.argsort(stable=True)
         counts = F.one_hot(expert_ids, len(self.up)).sum(0)
@@ -56,24 +56,24 @@ class Experts(nn.Module):
 
 
 class MixtureOfExperts(nn.Module):
-    """Each token, of (batch, time, n_embd), takes the `top_k` MLPs that a router selects."""
+    """Each token, of (batch, time, n_embd), uses the `top_k` MLPs that a router selects."""
 
     def __init__(self, n_embd, n_experts, top_k):
         super().__init__()
         self.top_k = top_k
-        self.load = 0  # tokens of each expert, of this step's micro-batches
+        self.load = 0  # tokens per expert in this step's micro-batches
         self.router = nn.Linear(n_embd, n_experts, bias=False)
-        self.register_buffer("bias", torch.empty(n_experts))  # of the selection only
+        self.register_buffer("bias", torch.empty(n_experts))  # added for selection only
         self.experts = Experts(n_embd, n_experts)
 
     def forward(self, x):
         tokens = x.flatten(0, 1)
-        # In float32, as its weights are: bfloat16 would select other experts.
+        # In float32, like its weights: bfloat16 would select different experts.
         scores = self.router(tokens.to(self.router.weight.dtype)).sigmoid()
-        # scores is of shape (tokens, n_experts), selected of (tokens, top_k).
+        # scores has shape (tokens, n_experts), selected has shape (tokens, top_k).
         selected = (scores + self.bias).topk(self.top_k).indices
-        if torch.is_grad_enabled():  # not where it evaluates
-            self.load += F.one_hot(selected, len(self.bias)).sum((0, 1))  # waits for no GPU
+        if torch.is_grad_enabled():  # not in an evaluation
+            self.load += F.one_hot(selected, len(self.bias)).sum((0, 1))  # no wait for the GPU
         inputs = tokens.repeat_interleave(self.top_k, 0)  # one for each expert selected
         outputs = self.experts(inputs, selected.flatten())
         outputs = outputs.unflatten(0, selected.shape)  # (tokens, top_k, n_embd)
@@ -125,7 +125,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, seed):
-        """As in GPT-2: random matrices, and smaller ones where they add to the residual stream."""
+        """Initializes as GPT-2 does: smaller matrices where they add to the residual stream."""
         for block in self.blocks:
             block.moe.bias.zero_()
         for name, parameter in self.named_parameters():
@@ -135,8 +135,8 @@ class GPT(nn.Module):
             std = 0.02
             if name.endswith(("proj.weight", "down")):
                 std /= math.sqrt(2 * len(self.blocks))
-            # Each matrix has a seed of its own: a rank can draw those it needs, in any order.
-            # A CPU draws it, since a GPU's numbers depend on its type (see pytorch#196613).
+            # Each matrix has its own seed, letting a rank draw only those it needs, in any order.
+            # A CPU draws it, because a GPU's numbers depend on its type (see pytorch#196613).
             generator = torch.Generator().manual_seed(seed + zlib.crc32(name.encode()))
             # Each rank draws the whole matrix, equal on any number of ranks, and keeps its shard.
             matrix = torch.empty(parameter.shape).normal_(std=std, generator=generator)
@@ -202,16 +202,16 @@ class ResumableSampler(DistributedSampler):
 
 
 def start_own_session(worker_id):
-    """Keeps signals from a data worker: torchrun sends them to the rank's whole process group."""
+    """Shields a data worker from signals, which torchrun sends to the rank's process group."""
     os.setsid()
 
 
 class Trainer:
     """Trains `model`, already on `device`, for `args.total_epochs`; resumes if a snapshot exists.
 
-    A snapshot is a folder: each rank saves its own part of `model` and `optimizer`, and
-    `epochs_run`, the number of completed epochs and so the index of the next one.
-    Of that next epoch, the first `samples_run` samples are trained already, with mean loss `loss`.
+    A snapshot is a folder in which each rank saves its part of `model` and `optimizer`, and
+    `epochs_run`, the number of completed epochs, which is the index of the next one.
+    The first `samples_run` samples of that epoch are already trained, with mean loss `loss`.
     """
 
     def __init__(self, model, train_loader, val_loader, loss_fn, optimizer, device, args):
@@ -224,7 +224,7 @@ class Trainer:
         self.args = args
         self.is_main = dist.get_rank() == 0  # logs for all ranks
         self.shape = model.shape
-        self.data_key = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # fix the order
+        self.data_key = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # sample order
         files = [(str(path), path.stat().st_size) for path in args.text]
         data = [torch.from_file(name, size=size, dtype=torch.uint8) for name, size in files]
         ends = [(len(file), file[:1024].tolist(), file[-1024:].tolist()) for file in data]
@@ -234,22 +234,22 @@ class Trainer:
         self.loss = 0.0
         self.steps = 0
         self.stop_requested = False
-        self.check_every = 1  # steps
-        self.next_check = 1  # the step
+        self.check_every = 1  # in steps
+        self.next_check = 1  # step number
         self.checked_at = time.monotonic()
-        self.rng = torch.default_generator  # that dropout draws from
+        self.rng = torch.default_generator  # dropout draws from it
         if device.type == "cuda":
             self.rng = torch.cuda.default_generators[device.index]
         self.first_bad_step = torch.tensor(math.inf, device=device)  # no gradient is nan so far
-        self.recent_loss = torch.zeros((), device=device)  # of the samples since it was logged
+        self.recent_loss = torch.zeros((), device=device)  # sum since the last log line
         self.recent_samples = 0
         self.flops_per_token = model.flops_per_token
         self.tokens = 0  # so far, on this rank
         self.start_time = time.perf_counter()
         self._restart_clock()
-        self.total_loss = torch.zeros((), device=device)  # of the epoch's samples so far
+        self.total_loss = torch.zeros((), device=device)  # sum over the epoch's samples so far
         self.snapshot = None
-        with contextlib.suppress(FileNotFoundError):  # of the first run
+        with contextlib.suppress(FileNotFoundError):  # the first run finds no folder
             folders = [f for f in Path(args.snapshot_path).iterdir() if f.match(SNAPSHOT_NAMES)]
             complete = [f for f in folders if ".metadata" in os.listdir(f)]  # it is written last
             self.snapshot = max(complete, default=None)
@@ -261,12 +261,12 @@ class Trainer:
         self.stop_requested = True
 
     def _any_rank_stops(self):
-        """Returns whether a signal has reached any rank. All call it, about once in a second."""
+        """Returns whether a signal has reached any rank. A collective, run about once a second."""
         step_s = (time.monotonic() - self.checked_at) / self.check_every
         values = torch.tensor([float(self.stop_requested), step_s], device=self.device)
         dist.all_reduce(values, dist.ReduceOp.MAX)
-        stop, step_s = values.tolist()  # waits for the GPU, so not in every step
-        self.check_every = int(1 / min(max(step_s, 0.01), 1))  # about once in a second
+        stop, step_s = values.tolist()  # waits for the GPU: too slow for every step
+        self.check_every = int(1 / min(max(step_s, 0.01), 1))  # about once a second
         self.next_check += self.check_every
         self.checked_at = time.monotonic()
         self._exit_if_gradient_was_bad()
@@ -282,14 +282,14 @@ class Trainer:
             sys.exit(f"the gradient of step {step:.0f} is nan or inf: {skip}")
 
     def _agree_on_start(self):
-        """Exits if not all nodes have the newest snapshot, or the same data."""
+        """Exits unless all nodes have the newest snapshot and the same data."""
         starts = [None] * dist.get_world_size()
         dist.all_gather_object(starts, (self.snapshot and self.snapshot.name, self.data_key))
         if len(set(starts)) > 1:
             sys.exit(f"ranks start at {starts}: share or copy the snapshot and data, use one seed")
 
     def _learning_rate(self):
-        """Rises from a tenth of its maximum during the warm-up, then falls to a tenth."""
+        """Returns the rate: a warm-up from a tenth of the maximum, then a cosine to a tenth."""
         epochs = self.epochs_run + self.samples_run / len(self.train_loader.dataset)
         progress = epochs / self.args.total_epochs  # from 0 to 1
         warmup = 0.1
@@ -301,7 +301,7 @@ class Trainer:
         return self.args.learning_rate * cosine
 
     def _steps_done(self):
-        """Returns the number of steps that led here, those before a restart included."""
+        """Returns the number of steps so far, including those before a restart."""
         global_size = self.train_loader.batch_size * self.train_loader.sampler.num_replicas
         steps_of_epoch = math.ceil(self.samples_run / global_size)
         return self.epochs_run * len(self.train_loader) + steps_of_epoch
@@ -321,7 +321,7 @@ class Trainer:
         loss.backward()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.grad_norm = norm.full_tensor()  # a plain tensor, equal on all ranks
-        bad_step = torch.where(self.grad_norm.isfinite(), math.inf, step)  # waits for no GPU
+        bad_step = torch.where(self.grad_norm.isfinite(), math.inf, step)  # no wait for the GPU
         self.first_bad_step = torch.minimum(self.first_bad_step, bad_step)
         self.optimizer.step()
         self._balance_experts()
@@ -333,7 +333,7 @@ class Trainer:
         self.tokens += inputs.numel()
 
     def _log_steps(self):
-        """Logs the mean loss since the last such line, and how the latest step went."""
+        """Logs the mean loss since the last log line, and figures of the latest step."""
         dist.all_reduce(self.recent_loss)  # the sum over all ranks
         loss = self.recent_loss.item() / self.recent_samples
         norm = self.grad_norm.item()
@@ -349,7 +349,7 @@ class Trainer:
 
     @torch.no_grad()
     def _balance_experts(self):
-        """Raises the bias of experts that took few tokens of the last step, lowers the others'."""
+        """Raises the bias of experts that got few tokens in the last step, lowers the others'."""
         loads = torch.stack([block.moe.load for block in self.model.blocks])  # (n_layer, n_experts)
         dist.all_reduce(loads)
         for block, load in zip(self.model.blocks, loads, strict=True):
@@ -372,13 +372,13 @@ class Trainer:
         self._restart_clock()
 
     def _restart_clock(self):
-        """Leaves what came before, such as an evaluation, out of the next speed that is logged."""
+        """Excludes the time until now, such as an evaluation's, from the next speed logged."""
         self.tokens_before = self.tokens
         self.time_before = time.perf_counter()
 
     def _throughput(self, tokens, start_time):
         """Formats tokens per second since `start_time`, and the MFU if a device's peak is given."""
-        tokens_per_second = tokens / (time.perf_counter() - start_time)  # of a rank
+        tokens_per_second = tokens / (time.perf_counter() - start_time)  # of this rank
         throughput = f"{tokens_per_second * dist.get_world_size():,.0f} tokens/s"
         if self.args.peak_tflops:
             flops_per_second = tokens_per_second * self.flops_per_token
@@ -387,7 +387,7 @@ class Trainer:
 
     def _run_epoch(self, epoch):
         """Trains the rest of an epoch and sets `self.loss` to its mean loss per sample."""
-        # A resumed run must have the same sample order and dropout as an unbroken one.
+        # A resumed run must have the same sample order and dropout as an uninterrupted one.
         self.train_loader.sampler.set_position(epoch, self.samples_run)
         torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
         for inputs, targets in self.train_loader:
@@ -420,7 +420,7 @@ class Trainer:
         self._exit_if_gradient_was_bad()
         weights = [w.to_local() if isinstance(w, DTensor) else w for w in self.model.parameters()]
         finite = torch.stack([weight.isfinite().all() for weight in weights]).all()
-        dist.all_reduce(finite, dist.ReduceOp.MIN)  # each rank has other shards
+        dist.all_reduce(finite, dist.ReduceOp.MIN)  # each rank has different shards
         if not finite:
             sys.exit("cannot save: a weight is nan or inf; lower the learning rate?")
         if self.is_main:
@@ -438,7 +438,7 @@ class Trainer:
         self._restart_clock()
 
     def _state_dict(self):
-        """Returns what a snapshot holds, with the tensors in use, not copies of them."""
+        """Returns the contents of a snapshot: the tensors in use, not copies of them."""
         options = StateDictOptions(flatten_optimizer_state_dict=True)  # by the weights' names
         model_state, optimizer_state = get_state_dict(self.model, self.optimizer, options=options)
         return {
@@ -457,7 +457,7 @@ class Trainer:
             dcp.load(snapshot, checkpoint_id=source)
             if snapshot["shape"] != self.shape:
                 raise ValueError(f"saved by a model of {snapshot['shape']}, not {self.shape}")
-            self._state_dict()  # gives the optimizer a state of each weight
+            self._state_dict()  # gives the optimizer a state for each weight
             saved = " ".join(dcp.FileSystemReader(source).read_metadata().state_dict_metadata)
             for name, weight in self.model.named_parameters():
                 if f".state.{name}." not in saved and self.optimizer.state.pop(weight, None):
@@ -467,7 +467,7 @@ class Trainer:
             self.epochs_run = snapshot["epochs_run"]
             self.samples_run = snapshot.get("samples_run", 0)
             if self.samples_run > 0 and snapshot["data_key"] != self.data_key:
-                raise ValueError(f"its epoch is one of {snapshot['data_key']}, not {self.data_key}")
+                raise ValueError(f"its epoch has {snapshot['data_key']}, not {self.data_key}")
             self.loss = snapshot.get("loss", 0.0)
             self.total_loss.fill_(self.loss * self.samples_run / dist.get_world_size())
         except (Exception, dcp.CheckpointException) as error:
@@ -511,25 +511,25 @@ def parse_args():
     parser.add_argument("total_epochs", nargs="?", type=int, default=50)
     parser.add_argument("save_every", nargs="?", type=int, default=10, help="epochs per snapshot")
     parser.add_argument("--save_every_steps", type=int, default=100, help="steps per snapshot")
-    parser.add_argument("--log_every_steps", type=int, default=10, help="steps per line in the log")
-    parser.add_argument("--skip_steps", type=int, nargs="*", default=[], help="bad global batches")
+    parser.add_argument("--log_every_steps", type=int, default=10, help="steps per log line")
+    parser.add_argument("--skip_steps", type=int, nargs="*", default=[], help="steps to skip")
     parser.add_argument("--eval_every_steps", type=int, default=1000, help="steps per evaluation")
-    parser.add_argument("--val_tokens", type=int, default=65536, help="the ends of the files")
-    parser.add_argument("--batch_size", type=int, default=32, help="per device")
+    parser.add_argument("--val_tokens", type=int, default=65536, help="taken from the files' ends")
+    parser.add_argument("--batch_size", type=int, default=32, help="samples per device")
     stdlib_files = sorted(Path(os.__file__).parent.glob("*.py"))
     parser.add_argument("--text", nargs="+", type=Path, default=stdlib_files, metavar="FILE")
     parser.add_argument("--n_layer", type=int, default=4)
     parser.add_argument("--n_head", type=int, default=2)
     parser.add_argument("--n_embd", type=int, default=128)
-    parser.add_argument("--n_experts", type=int, default=8, help="of each block")
-    parser.add_argument("--top_k", type=int, default=2, help="experts of each token")
-    parser.add_argument("--context", type=int, default=64, help="in bytes")
+    parser.add_argument("--n_experts", type=int, default=8, help="per block")
+    parser.add_argument("--top_k", type=int, default=2, help="experts per token")
+    parser.add_argument("--context", type=int, default=64, help="bytes per chunk")
     parser.add_argument("--learning_rate", type=float, default=1e-3)
     parser.add_argument("--warmup_steps", type=int, help="default: a tenth of the training")
-    parser.add_argument("--recompute", action="store_true", help="activations: saves memory")
+    parser.add_argument("--recompute", action="store_true", help="recompute activations")
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--peak_tflops", type=float, help="of a device, to log the MFU")
-    parser.add_argument("--generate", type=int, default=0, help="bytes at the end")
+    parser.add_argument("--peak_tflops", type=float, help="TFLOP/s of a device, for the MFU")
+    parser.add_argument("--generate", type=int, default=0, help="bytes to generate at the end")
     parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
     parser.add_argument("--snapshot_path", default="snapshot", help="a folder")
     parser.add_argument("--seed", type=int, default=0)
@@ -631,7 +631,7 @@ def main(args):
         worker_init_fn=start_own_session,
         pin_memory=device.type == "cuda",
     )
-    val_sampler = DistributedSampler(val_set, shuffle=False, drop_last=True)  # none comes twice
+    val_sampler = DistributedSampler(val_set, shuffle=False, drop_last=True)  # repeats none
     val_loader = DataLoader(val_set, args.batch_size, sampler=val_sampler)
     Trainer(model, train_loader, val_loader, loss_fn, optimizer, device, args).train()
     if args.generate > 0:

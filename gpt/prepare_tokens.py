@@ -1,9 +1,9 @@
 """Turn text into files of tokens, for gpt/tokens.py: prepare_tokens.py FOLDER --text FILE...
 
-Writes FOLDER/tokenizer.json, and FOLDER/000000.uint16 and so on: the numbers of the tokens, of 16
-bits each, or of 32 (.uint32) for a vocabulary above 65,536. After each file of the text comes the
---end_token; of a .jsonl or .json file, after the "text" of each line. FOLDER/sizes.txt lists the
-files and their sizes, which gpt/tokens.py compares.
+Writes FOLDER/tokenizer.json, and FOLDER/000000.uint16 and so on with the ids of the tokens, of 16
+bits each, or of 32 (.uint32) for a vocabulary above 65,536. The --end_token follows each text file
+or, in a .jsonl or .json file, the "text" of each line. FOLDER/sizes.txt lists the files and their
+sizes, which gpt/tokens.py checks.
 Without --tokenizer, it first trains one on the text: byte pair encoding, as in GPT-2.
 Started again after a kill, it continues after the last complete file.
 """
@@ -28,12 +28,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tqdm import tqdm
 
 PIECE_SIZE = 100_000  # characters
-BATCH_SIZE = 64  # pieces, which a worker encodes at once
-ROLES = ["<|system|>", "<|user|>", "<|assistant|>"]  # whose messages begin so in a chat
+BATCH_SIZE = 64  # pieces that a worker encodes at once
+ROLES = ["<|system|>", "<|user|>", "<|assistant|>"]  # a chat's messages begin with these
 
 
 def train_tokenizer(paths, vocab_size, end_token):
-    """Returns a byte-level BPE tokenizer: any text can be encoded, and decoded as it was.
+    """Returns a byte-level BPE tokenizer, which encodes any text and decodes it unchanged.
 
     Digits are never merged, and each role of a chat has a token.
     """
@@ -57,13 +57,13 @@ def train_tokenizer(paths, vocab_size, end_token):
 
 
 def pieces(paths, size=PIECE_SIZE):
-    """Yields each document in pieces, to the end of a line if near, and then an empty one."""
+    """Yields each document in pieces, to the end of a line if it is near, then an empty piece."""
     for path in paths:
         try:
             if path.suffix.lower() in (".jsonl", ".json"):
                 yield from texts_of_lines(path)
                 continue
-            with open(path, encoding="utf-8-sig", newline="") as file:  # as it is, \r\n too
+            with open(path, encoding="utf-8-sig", newline="") as file:  # unchanged, including \r\n
                 while piece := file.read(size):
                     yield piece + file.readline(size)
         except UnicodeDecodeError as error:
@@ -72,14 +72,14 @@ def pieces(paths, size=PIECE_SIZE):
 
 
 def texts_of_lines(path):
-    """Yields the "text" of each line that is not blank, and then an empty one."""
+    """Yields the "text" of each line that is not blank, then an empty piece."""
     with open(path, encoding="utf-8-sig") as file:
         for number, line in enumerate(file, 1):
             if line.isspace():
                 continue
             try:
                 text = json.loads(line)["text"]
-                text.encode()  # no half of a surrogate pair
+                text.encode()  # fails on half of a surrogate pair
             except (ValueError, TypeError, KeyError, AttributeError):
                 sys.exit(f'--text {path}, line {number} is not like {{"text": "Once upon a time"}}')
             if text:
@@ -88,7 +88,7 @@ def texts_of_lines(path):
 
 
 def batches(paths, size, file, piece):
-    """Yields where each batch begins, and its pieces, from this file and piece on."""
+    """Yields the start and the pieces of each batch, beginning at this file and piece."""
     for number in tqdm(range(file, len(paths)), unit="file", disable=None):
         texts = itertools.islice(pieces([paths[number]], size), piece, None)
         while batch := list(itertools.islice(texts, BATCH_SIZE)):
@@ -103,15 +103,15 @@ def start_worker():
 
 
 def exit_with_parent():
-    """Without it, workers would stay behind a main process that was killed."""
+    """Ends a worker whose main process was killed; it would live on otherwise."""
     parent_process().join()
     os._exit(1)
 
 
-@functools.cache  # once in each process
+@functools.cache  # once per process
 def load_tokenizer(path):
     tokenizer = Tokenizer.from_file(str(path))
-    tokenizer.encode_special_tokens = True  # the file does not have it
+    tokenizer.encode_special_tokens = True  # this setting is not in the file
     return tokenizer
 
 
@@ -125,8 +125,8 @@ def encode(texts, tokenizer_path, end_token, typecode):
 
 
 def encode_all(batches, num_workers, *options):
-    """Yields where each batch begins, and a future of its tokens, in order."""
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # threads scale less, see tokenizers#1900
+    """Yields the start of each batch and a future of its tokens, in order."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # threads scale worse, see tokenizers#1900
     with ProcessPoolExecutor(num_workers, get_context("spawn"), start_worker) as executor:
         pending = deque()
         for start, texts in batches:
@@ -137,7 +137,7 @@ def encode_all(batches, num_workers, *options):
 
 
 def write_shards(encoded, tokens, folder, progress, shard_tokens):
-    """Writes all tokens into files of `shard_tokens` each, the last with fewer; returns both."""
+    """Writes all tokens into files of `shard_tokens`, the last with fewer; returns both counts."""
     ending = f"uint{8 * tokens.itemsize}"
     shards = progress["shards"]
     skip = progress["skip"]
@@ -157,7 +157,7 @@ def write_shards(encoded, tokens, folder, progress, shard_tokens):
         write(folder, f"tokens/{shards:06}.{ending}", tokens)
         sizes.append(len(tokens))
     lines = [f"{n:06}.{ending} {size * tokens.itemsize}\n" for n, size in enumerate(sizes)]
-    write(folder, "tokens/sizes.txt", "".join(lines).encode())  # what gpt/tokens.py must find
+    write(folder, "tokens/sizes.txt", "".join(lines).encode())  # gpt/tokens.py checks them
     return total, len(sizes)
 
 
@@ -175,10 +175,10 @@ def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="where to write; must not exist")
     parser.add_argument("--text", nargs="+", type=Path, required=True, metavar="FILE")
-    parser.add_argument("--tokenizer", help="a tokenizer.json, such as of a model on the hub")
-    parser.add_argument("--end_token", default="<|endoftext|>", help="after each document")
-    parser.add_argument("--vocab_size", type=int, default=4096, help="of the one to train")
-    parser.add_argument("--shard_tokens", type=int, default=100_000_000, help="per file")
+    parser.add_argument("--tokenizer", help="a tokenizer.json, such as a model's on the hub")
+    parser.add_argument("--end_token", default="<|endoftext|>", help="ends each document")
+    parser.add_argument("--vocab_size", type=int, default=4096, help="of the tokenizer to train")
+    parser.add_argument("--shard_tokens", type=int, default=100_000_000, help="tokens per file")
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
     parser.add_argument("--num_workers", type=int, default=cores, help="processes that encode")
     args = parser.parse_args()
@@ -208,21 +208,21 @@ def make_tokenizer(args):
         sys.exit(f"--tokenizer has no token {args.end_token}: give it another --end_token")
     tokenizer.no_truncation()  # some come with a limit of 512 tokens
     tokenizer.no_padding()
-    tokenizer.encode_special_tokens = True  # a text may contain the end token, and goes on
+    tokenizer.encode_special_tokens = True  # an end token in a text is plain text
     if end_id in tokenizer.encode(args.end_token, add_special_tokens=False).ids:
         sys.exit(f"--end_token {args.end_token} also stands for a text: name a special token")
     return tokenizer
 
 
 def piece_size(tokenizer):
-    """Returns the size of a piece; -1, which is all of a document, if pieces have other tokens."""
+    """Returns the size of a piece, or -1 (the whole document) if pieces have different tokens."""
     line = tokenizer.encode("a\n", add_special_tokens=False).ids
     lines = tokenizer.encode("a\na\n", add_special_tokens=False).ids
     return PIECE_SIZE if lines == line + line else -1  # such as with a space before each text
 
 
 def settings(args):
-    """Returns what decides the tokens."""
+    """Returns everything that determines the tokens."""
     names = ("tokenizer", "end_token", "vocab_size", "shard_tokens")
     result = {f"--{name}": getattr(args, name) for name in names}
     result["--text"] = " ".join(map(str, args.text))

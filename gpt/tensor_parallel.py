@@ -93,7 +93,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, seed):
-        """As in GPT-2: random matrices, and smaller ones where they add to the residual stream."""
+        """Initializes as GPT-2 does: smaller matrices where they add to the residual stream."""
         for name, parameter in self.named_parameters():
             if parameter.dim() == 1:
                 parameter.fill_(0.0 if name.endswith("bias") else 1.0)  # norms multiply by 1
@@ -101,8 +101,8 @@ class GPT(nn.Module):
             std = 0.02
             if name.endswith(("proj.weight", "down.weight")):
                 std /= math.sqrt(2 * len(self.blocks))
-            # Each matrix has a seed of its own: a rank can draw those it needs, in any order.
-            # A CPU draws it, since a GPU's numbers depend on its type (see pytorch#196613).
+            # Each matrix has its own seed, letting a rank draw only those it needs, in any order.
+            # A CPU draws it, because a GPU's numbers depend on its type (see pytorch#196613).
             generator = torch.Generator().manual_seed(seed + zlib.crc32(name.encode()))
             # Each rank draws the whole matrix, equal on any number of ranks, and keeps its shard.
             matrix = torch.empty(parameter.shape).normal_(std=std, generator=generator)
@@ -168,16 +168,16 @@ class ResumableSampler(DistributedSampler):
 
 
 def start_own_session(worker_id):
-    """Keeps signals from a data worker: torchrun sends them to the rank's whole process group."""
+    """Shields a data worker from signals, which torchrun sends to the rank's process group."""
     os.setsid()
 
 
 class Trainer:
     """Trains `model`, already on `device`, for `args.total_epochs`; resumes if a snapshot exists.
 
-    A snapshot is a folder: each rank saves its own part of `model` and `optimizer`, and
-    `epochs_run`, the number of completed epochs and so the index of the next one.
-    Of that next epoch, the first `samples_run` samples are trained already, with mean loss `loss`.
+    A snapshot is a folder in which each rank saves its part of `model` and `optimizer`, and
+    `epochs_run`, the number of completed epochs, which is the index of the next one.
+    The first `samples_run` samples of that epoch are already trained, with mean loss `loss`.
     """
 
     def __init__(self, model, train_loader, val_loader, loss_fn, optimizer, device, args):
@@ -190,7 +190,7 @@ class Trainer:
         self.args = args
         self.is_main = dist.get_rank() == 0  # logs for all ranks
         self.shape = model.shape
-        self.data_key = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # fix the order
+        self.data_key = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # sample order
         files = [(str(path), path.stat().st_size) for path in args.text]
         data = [torch.from_file(name, size=size, dtype=torch.uint8) for name, size in files]
         ends = [(len(file), file[:1024].tolist(), file[-1024:].tolist()) for file in data]
@@ -200,22 +200,22 @@ class Trainer:
         self.loss = 0.0
         self.steps = 0
         self.stop_requested = False
-        self.check_every = 1  # steps
-        self.next_check = 1  # the step
+        self.check_every = 1  # in steps
+        self.next_check = 1  # step number
         self.checked_at = time.monotonic()
-        self.rng = torch.default_generator  # that dropout draws from
+        self.rng = torch.default_generator  # dropout draws from it
         if device.type == "cuda":
             self.rng = torch.cuda.default_generators[device.index]
         self.first_bad_step = torch.tensor(math.inf, device=device)  # no gradient is nan so far
-        self.recent_loss = torch.zeros((), device=device)  # of the samples since it was logged
+        self.recent_loss = torch.zeros((), device=device)  # sum since the last log line
         self.recent_samples = 0
         self.flops_per_token = model.flops_per_token
         self.tokens = 0  # so far, on this rank
         self.start_time = time.perf_counter()
         self._restart_clock()
-        self.total_loss = torch.zeros((), device=device)  # of the epoch's samples so far
+        self.total_loss = torch.zeros((), device=device)  # sum over the epoch's samples so far
         self.snapshot = None
-        with contextlib.suppress(FileNotFoundError):  # of the first run
+        with contextlib.suppress(FileNotFoundError):  # the first run finds no folder
             folders = [f for f in Path(args.snapshot_path).iterdir() if f.match(SNAPSHOT_NAMES)]
             complete = [f for f in folders if ".metadata" in os.listdir(f)]  # it is written last
             self.snapshot = max(complete, default=None)
@@ -227,12 +227,12 @@ class Trainer:
         self.stop_requested = True
 
     def _any_rank_stops(self):
-        """Returns whether a signal has reached any rank. All call it, about once in a second."""
+        """Returns whether a signal has reached any rank. A collective, run about once a second."""
         step_s = (time.monotonic() - self.checked_at) / self.check_every
         values = torch.tensor([float(self.stop_requested), step_s], device=self.device)
         dist.all_reduce(values, dist.ReduceOp.MAX)
-        stop, step_s = values.tolist()  # waits for the GPU, so not in every step
-        self.check_every = int(1 / min(max(step_s, 0.01), 1))  # about once in a second
+        stop, step_s = values.tolist()  # waits for the GPU: too slow for every step
+        self.check_every = int(1 / min(max(step_s, 0.01), 1))  # about once a second
         self.next_check += self.check_every
         self.checked_at = time.monotonic()
         self._exit_if_gradient_was_bad()
@@ -248,14 +248,14 @@ class Trainer:
             sys.exit(f"the gradient of step {step:.0f} is nan or inf: {skip}")
 
     def _agree_on_start(self):
-        """Exits if not all nodes have the newest snapshot, or the same data."""
+        """Exits unless all nodes have the newest snapshot and the same data."""
         starts = [None] * dist.get_world_size()
         dist.all_gather_object(starts, (self.snapshot and self.snapshot.name, self.data_key))
         if len(set(starts)) > 1:
             sys.exit(f"ranks start at {starts}: share or copy the snapshot and data, use one seed")
 
     def _learning_rate(self):
-        """Rises from a tenth of its maximum during the warm-up, then falls to a tenth."""
+        """Returns the rate: a warm-up from a tenth of the maximum, then a cosine to a tenth."""
         epochs = self.epochs_run + self.samples_run / len(self.train_loader.dataset)
         progress = epochs / self.args.total_epochs  # from 0 to 1
         warmup = 0.1
@@ -267,7 +267,7 @@ class Trainer:
         return self.args.learning_rate * cosine
 
     def _steps_done(self):
-        """Returns the number of steps that led here, those before a restart included."""
+        """Returns the number of steps so far, including those before a restart."""
         global_size = self.train_loader.batch_size * self.train_loader.sampler.num_replicas
         steps_of_epoch = math.ceil(self.samples_run / global_size)
         return self.epochs_run * len(self.train_loader) + steps_of_epoch
@@ -288,7 +288,7 @@ class Trainer:
         loss.backward()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.grad_norm = norm.full_tensor()  # a plain tensor, equal on all ranks
-        bad_step = torch.where(self.grad_norm.isfinite(), math.inf, step)  # waits for no GPU
+        bad_step = torch.where(self.grad_norm.isfinite(), math.inf, step)  # no wait for the GPU
         self.first_bad_step = torch.minimum(self.first_bad_step, bad_step)
         self.optimizer.step()
         loss_sum = loss.detach() * global_size / dist.get_world_size()
@@ -299,7 +299,7 @@ class Trainer:
         self.tokens += inputs.numel() / self.args.tp_size  # tp_size ranks have the same samples
 
     def _log_steps(self):
-        """Logs the mean loss since the last such line, and how the latest step went."""
+        """Logs the mean loss since the last log line, and figures of the latest step."""
         dist.all_reduce(self.recent_loss)  # the sum over all ranks
         loss = self.recent_loss.item() / self.recent_samples
         norm = self.grad_norm.item()
@@ -328,13 +328,13 @@ class Trainer:
         self._restart_clock()
 
     def _restart_clock(self):
-        """Leaves what came before, such as an evaluation, out of the next speed that is logged."""
+        """Excludes the time until now, such as an evaluation's, from the next speed logged."""
         self.tokens_before = self.tokens
         self.time_before = time.perf_counter()
 
     def _throughput(self, tokens, start_time):
         """Formats tokens per second since `start_time`, and the MFU if a device's peak is given."""
-        tokens_per_second = tokens / (time.perf_counter() - start_time)  # of a rank
+        tokens_per_second = tokens / (time.perf_counter() - start_time)  # of this rank
         throughput = f"{tokens_per_second * dist.get_world_size():,.0f} tokens/s"
         if self.args.peak_tflops:
             flops_per_second = tokens_per_second * self.flops_per_token
@@ -343,7 +343,7 @@ class Trainer:
 
     def _run_epoch(self, epoch):
         """Trains the rest of an epoch and sets `self.loss` to its mean loss per sample."""
-        # A resumed run must have the same sample order and dropout as an unbroken one.
+        # A resumed run must have the same sample order and dropout as an uninterrupted one.
         self.train_loader.sampler.set_position(epoch, self.samples_run)
         torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
         for inputs, targets in self.train_loader:
@@ -376,7 +376,7 @@ class Trainer:
         self._exit_if_gradient_was_bad()
         weights = [w.to_local() if isinstance(w, DTensor) else w for w in self.model.parameters()]
         finite = torch.stack([weight.isfinite().all() for weight in weights]).all()
-        dist.all_reduce(finite, dist.ReduceOp.MIN)  # each rank has other shards
+        dist.all_reduce(finite, dist.ReduceOp.MIN)  # each rank has different shards
         if not finite:
             sys.exit("cannot save: a weight is nan or inf; lower the learning rate?")
         if self.is_main:
@@ -394,7 +394,7 @@ class Trainer:
         self._restart_clock()
 
     def _state_dict(self):
-        """Returns what a snapshot holds, with the tensors in use, not copies of them."""
+        """Returns the contents of a snapshot: the tensors in use, not copies of them."""
         options = StateDictOptions(flatten_optimizer_state_dict=True)  # by the weights' names
         model_state, optimizer_state = get_state_dict(self.model, self.optimizer, options=options)
         return {
@@ -413,7 +413,7 @@ class Trainer:
             dcp.load(snapshot, checkpoint_id=source)
             if snapshot["shape"] != self.shape:
                 raise ValueError(f"saved by a model of {snapshot['shape']}, not {self.shape}")
-            self._state_dict()  # gives the optimizer a state of each weight
+            self._state_dict()  # gives the optimizer a state for each weight
             saved = " ".join(dcp.FileSystemReader(source).read_metadata().state_dict_metadata)
             for name, weight in self.model.named_parameters():
                 if f".state.{name}." not in saved and self.optimizer.state.pop(weight, None):
@@ -423,7 +423,7 @@ class Trainer:
             self.epochs_run = snapshot["epochs_run"]
             self.samples_run = snapshot.get("samples_run", 0)
             if self.samples_run > 0 and snapshot["data_key"] != self.data_key:
-                raise ValueError(f"its epoch is one of {snapshot['data_key']}, not {self.data_key}")
+                raise ValueError(f"its epoch has {snapshot['data_key']}, not {self.data_key}")
             self.loss = snapshot.get("loss", 0.0)
             self.total_loss.fill_(self.loss * self.samples_run / dist.get_world_size())
         except (Exception, dcp.CheckpointException) as error:
@@ -467,23 +467,23 @@ def parse_args():
     parser.add_argument("total_epochs", nargs="?", type=int, default=50)
     parser.add_argument("save_every", nargs="?", type=int, default=10, help="epochs per snapshot")
     parser.add_argument("--save_every_steps", type=int, default=100, help="steps per snapshot")
-    parser.add_argument("--log_every_steps", type=int, default=10, help="steps per line in the log")
-    parser.add_argument("--skip_steps", type=int, nargs="*", default=[], help="bad global batches")
+    parser.add_argument("--log_every_steps", type=int, default=10, help="steps per log line")
+    parser.add_argument("--skip_steps", type=int, nargs="*", default=[], help="steps to skip")
     parser.add_argument("--eval_every_steps", type=int, default=1000, help="steps per evaluation")
-    parser.add_argument("--val_tokens", type=int, default=65536, help="the ends of the files")
-    parser.add_argument("--batch_size", type=int, default=32, help="per --tp_size devices")
+    parser.add_argument("--val_tokens", type=int, default=65536, help="taken from the files' ends")
+    parser.add_argument("--batch_size", type=int, default=32, help="samples per --tp_size devices")
     stdlib_files = sorted(Path(os.__file__).parent.glob("*.py"))
     parser.add_argument("--text", nargs="+", type=Path, default=stdlib_files, metavar="FILE")
     parser.add_argument("--n_layer", type=int, default=4)
     parser.add_argument("--n_head", type=int, default=2)
     parser.add_argument("--n_embd", type=int, default=128)
-    parser.add_argument("--context", type=int, default=64, help="in bytes")
+    parser.add_argument("--context", type=int, default=64, help="bytes per chunk")
     parser.add_argument("--learning_rate", type=float, default=1e-3)
     parser.add_argument("--warmup_steps", type=int, help="default: a tenth of the training")
-    parser.add_argument("--recompute", action="store_true", help="activations: saves memory")
+    parser.add_argument("--recompute", action="store_true", help="recompute activations")
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--peak_tflops", type=float, help="of a device, to log the MFU")
-    parser.add_argument("--generate", type=int, default=0, help="bytes at the end")
+    parser.add_argument("--peak_tflops", type=float, help="TFLOP/s of a device, for the MFU")
+    parser.add_argument("--generate", type=int, default=0, help="bytes to generate at the end")
     parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
     parser.add_argument("--snapshot_path", default="snapshot", help="a folder")
     parser.add_argument("--tp_size", type=int, default=1, help="devices that share each layer")

@@ -108,7 +108,7 @@ def make_model(n_inputs, n_outputs):
 
 
 def draw_noise(size, position, device):
-    """Returns this rank's rows of the noise of a global batch, which its position decides."""
+    """Returns this rank's rows of a global batch's noise, which its position determines."""
     rng = torch.Generator().manual_seed(position)
     noise = torch.randn(size * dist.get_world_size(), NOISE_SIZE, generator=rng)
     return noise[dist.get_rank() :: dist.get_world_size()].to(device)
@@ -189,7 +189,7 @@ def train(generator, discriminator, loader, device, args):
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("epochs", nargs="?", type=int, default=30)
-    parser.add_argument("--batch_size", type=int, default=64, help="per rank")
+    parser.add_argument("--batch_size", type=int, default=64, help="samples per rank")
     parser.add_argument("--save_every", type=int, default=100, help="steps per snapshot")
     parser.add_argument("--snapshot_path", default="snapshot.pt")
     return parser.parse_args()

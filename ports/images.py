@@ -125,7 +125,7 @@ def make_model():
 def evaluate(model, loader, device):
     model.eval()
     for buffer in model.buffers():
-        dist.broadcast(buffer, 0)  # all use rank 0's BatchNorm statistics, as saved
+        dist.broadcast(buffer, 0)  # all ranks use rank 0's BatchNorm statistics, as saved
     totals = torch.zeros(2, dtype=torch.int64, device=device)  # right answers, all answers
     for images, labels in loader:
         totals[0] += (model(images.to(device)).argmax(1) == labels.to(device)).sum()
@@ -197,7 +197,7 @@ def train(model, train_loader, val_loader, device, args):
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("epochs", nargs="?", type=int, default=20)
-    parser.add_argument("--batch_size", type=int, default=64, help="per rank")
+    parser.add_argument("--batch_size", type=int, default=64, help="samples per rank")
     parser.add_argument("--save_every", type=int, default=100, help="steps per snapshot")
     parser.add_argument("--snapshot_path", default="snapshot.pt")
     return parser.parse_args()

@@ -74,7 +74,7 @@ def train(model, train_columns, val_columns, args):
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("epochs", nargs="?", type=int, default=10)
-    parser.add_argument("--columns", type=int, default=20, help="parts of the text, read together")
+    parser.add_argument("--columns", type=int, default=20, help="text parts read in parallel")
     return parser.parse_args()
 
 

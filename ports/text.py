@@ -24,7 +24,7 @@ stop_requested = False
 
 
 class EndlessSampler(DistributedSampler):
-    """Yields this rank's shard of endless epochs, from sample `samples_run` of all of them on."""
+    """Yields this rank's shard of endless epochs, starting at sample `samples_run` of all."""
 
     def set_position(self, samples_run):
         self.samples_run = samples_run
@@ -140,7 +140,7 @@ def train(model, train_loader, val_loader, device, args):
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     data_key = f"{len(train_loader.dataset)} samples"
     steps_run = 0
-    samples_run = 0  # in these steps, of all ranks
+    samples_run = 0  # in these steps, on all ranks
     if snapshot := load(args.snapshot_path, data_key):
         steps_run, samples_run = snapshot["position"]
         model.load_state_dict(snapshot["model"])
@@ -189,8 +189,8 @@ def train(model, train_loader, val_loader, device, args):
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("steps", nargs="?", type=int, default=200)
-    parser.add_argument("--batch_size", type=int, default=64, help="per rank")
-    parser.add_argument("--eval_every", type=int, default=50, help="steps")
+    parser.add_argument("--batch_size", type=int, default=64, help="samples per rank")
+    parser.add_argument("--eval_every", type=int, default=50, help="steps per evaluation")
     parser.add_argument("--save_every", type=int, default=100, help="steps per snapshot")
     parser.add_argument("--snapshot_path", default="snapshot.pt")
     return parser.parse_args()

@@ -73,7 +73,7 @@ def parse_args():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("steps", nargs="?", type=int, default=200)
     parser.add_argument("--batch_size", type=int, default=64)
-    parser.add_argument("--eval_every", type=int, default=50, help="steps")
+    parser.add_argument("--eval_every", type=int, default=50, help="steps per evaluation")
     return parser.parse_args()
 
 

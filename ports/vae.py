@@ -117,7 +117,7 @@ def make_images(size, seed):
 
 
 def draw_noise(global_size, position, device):
-    """Returns this rank's rows of the noise of a global batch, which its position decides."""
+    """Returns this rank's rows of a global batch's noise, which its position determines."""
     rng = torch.Generator().manual_seed(position)
     noise = torch.randn(global_size, N_LATENT, generator=rng)
     shard = noise[dist.get_rank() :: dist.get_world_size()]
@@ -223,7 +223,7 @@ def train(model, train_loader, val_images, device, args):
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("epochs", nargs="?", type=int, default=20)
-    parser.add_argument("--batch_size", type=int, default=64, help="of all ranks together")
+    parser.add_argument("--batch_size", type=int, default=64, help="samples on all ranks together")
     parser.add_argument("--save_every", type=int, default=100, help="steps per snapshot")
     parser.add_argument("--snapshot_path", default="snapshot.pt")
     return parser.parse_args()

@@ -1,4 +1,4 @@
-"""Train until a signal, and resume there, with the same command on each node (HOST is one of them):
+"""Train with a time limit for each step, with the same command on each node (HOST is one of them):
 
     torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=HOST:29400 \
         recipes/step_timeout.py 50 10
@@ -68,16 +68,16 @@ class ResumableSampler(DistributedSampler):
 
 
 def start_own_session(worker_id):
-    """Keeps signals from a data worker: torchrun sends them to the rank's whole process group."""
+    """Shields a data worker from signals, which torchrun sends to the rank's process group."""
     os.setsid()
 
 
 class Trainer:
     """Trains `model`, already on `device`, for `args.total_epochs`; resumes if a snapshot exists.
 
-    A snapshot holds all that is needed to resume: the state_dicts of `model` and `optimizer`, and
-    `epochs_run`, the number of completed epochs and so the index of the next one.
-    Of that next epoch, the first `samples_run` samples are trained already, with mean loss `loss`.
+    A snapshot holds everything needed to resume: the state_dicts of `model` and `optimizer`, and
+    `epochs_run`, the number of completed epochs, which is the index of the next one.
+    The first `samples_run` samples of that epoch are already trained, with mean loss `loss`.
     """
 
     def __init__(self, model, train_loader, loss_fn, optimizer, device, args):
@@ -88,21 +88,21 @@ class Trainer:
         self.device = device
         self.args = args
         self.is_main = dist.get_rank() == 0  # logs for all ranks
-        self.data_key = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # fix the order
+        self.data_key = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # sample order
         self.epochs_run = 0
         self.samples_run = 0
         self.steps = 0
         self.stop_requested = False
-        self.check_every = 1  # steps
-        self.next_check = 1  # the step
+        self.check_every = 1  # in steps
+        self.next_check = 1  # step number
         self.checked_at = time.monotonic()
-        self.rng = torch.default_generator  # that dropout draws from
+        self.rng = torch.default_generator  # dropout draws from it
         if device.type == "cuda":
             self.rng = torch.cuda.default_generators[device.index]
-        self.total_loss = torch.zeros((), device=device)  # of the epoch's samples so far
+        self.total_loss = torch.zeros((), device=device)  # sum over the epoch's samples so far
         self.names = [None] * dist.get_world_size()
         dist.all_gather_object(self.names, f"rank {dist.get_rank()} on {socket.gethostname()}")
-        model.register_forward_hook(self._set_deadline)  # in an evaluation, too
+        model.register_forward_hook(self._set_deadline)  # also in an evaluation
         self._set_deadline()
         threading.Thread(target=self._watch_steps).start()
         self._load_snapshot(args.snapshot_path)
@@ -122,27 +122,27 @@ class Trainer:
             time.sleep(1)
             if not threading.main_thread().is_alive():
                 return
-        store.set("timeout", "")  # for the other ranks
+        store.set("timeout", "")  # tells the other ranks
         store.add(self.names[dist.get_rank()], self.steps + 1)
-        time.sleep(5 + int(os.environ["LOCAL_RANK"]))  # frozen ranks add nothing and have 0
+        time.sleep(5 + int(os.environ["LOCAL_RANK"]))  # frozen ranks have added nothing and read 0
         steps = {name: store.add(name, 0) for name in self.names}
         late = ", ".join(n for n in steps if steps[n] == min(steps.values()) < max(steps.values()))
         print(f"step timeout | late: {late} | rank {dist.get_rank()} waits at:", file=sys.stderr)
-        faulthandler.dump_traceback_later(0.001, exit=True)  # all stacks; then this rank ends
+        faulthandler.dump_traceback_later(0.001, exit=True)  # prints all stacks and exits
 
     def _any_rank_stops(self):
-        """Returns whether a signal has reached any rank. All call it, about once in a second."""
+        """Returns whether a signal has reached any rank. A collective, run about once a second."""
         step_s = (time.monotonic() - self.checked_at) / self.check_every
         values = torch.tensor([float(self.stop_requested), step_s], device=self.device)
         dist.all_reduce(values, dist.ReduceOp.MAX)
-        stop, step_s = values.tolist()  # waits for the GPU, so not in every step
-        self.check_every = int(1 / min(max(step_s, 0.01), 1))  # about once in a second
+        stop, step_s = values.tolist()  # waits for the GPU: too slow for every step
+        self.check_every = int(1 / min(max(step_s, 0.01), 1))  # about once a second
         self.next_check += self.check_every
         self.checked_at = time.monotonic()
         return stop > 0
 
     def _agree_on_start(self):
-        """Exits if not all nodes have the newest snapshot, or the same data."""
+        """Exits unless all nodes have the newest snapshot and the same data."""
         starts = [None] * dist.get_world_size()
         dist.all_gather_object(starts, (self.epochs_run, self.samples_run, self.data_key))
         if len(set(starts)) > 1:
@@ -161,7 +161,7 @@ class Trainer:
 
     def _run_epoch(self, epoch):
         """Trains the rest of an epoch and sets `self.loss` to its mean loss per sample."""
-        # A resumed run must have the same sample order and dropout as an unbroken one.
+        # A resumed run must have the same sample order and dropout as an uninterrupted one.
         self.train_loader.sampler.set_position(epoch, self.samples_run)
         torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
         for inputs, targets in self.train_loader:
@@ -206,7 +206,7 @@ class Trainer:
                 torch.save(snapshot, file)
                 file.flush()
                 os.fsync(file.fileno())
-            torch.load(tmp_path, map_location="meta", weights_only=True)  # as when it resumes
+            torch.load(tmp_path, map_location="meta", weights_only=True)  # checks that it loads
             os.replace(tmp_path, path)  # atomic: `path` is always a complete snapshot
         except Exception as error:
             sys.exit(f"cannot save {path}: disk full, second run, or not plain numbers? {error}")
@@ -221,7 +221,7 @@ class Trainer:
             self.epochs_run = snapshot["epochs_run"]
             self.samples_run = snapshot.get("samples_run", 0)
             if self.samples_run > 0 and snapshot["data_key"] != self.data_key:
-                raise ValueError(f"its epoch is one of {snapshot['data_key']}, not {self.data_key}")
+                raise ValueError(f"its epoch has {snapshot['data_key']}, not {self.data_key}")
             self.loss = snapshot.get("loss", 0.0)
             self.total_loss.fill_(self.loss * self.samples_run / dist.get_world_size())
         except FileNotFoundError:
@@ -260,8 +260,8 @@ def parse_args():
     parser.add_argument("total_epochs", nargs="?", type=int, default=50)
     parser.add_argument("save_every", nargs="?", type=int, default=10, help="epochs per snapshot")
     parser.add_argument("--save_every_steps", type=int, default=100, help="steps per snapshot")
-    parser.add_argument("--step_timeout", type=float, default=300, help="seconds, a save included")
-    parser.add_argument("--batch_size", type=int, default=32, help="per device")
+    parser.add_argument("--step_timeout", type=float, default=300, help="seconds, including a save")
+    parser.add_argument("--batch_size", type=int, default=32, help="samples per device")
     parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
     parser.add_argument("--snapshot_path", default="snapshot.pt")
     parser.add_argument("--seed", type=int, default=0)

@@ -1,4 +1,4 @@
-"""Train on several nodes, with the same command on each (HOST is the name of one of them):
+"""Train and log to TensorBoard, with the same command on each node (HOST is one of them):
 
     torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=HOST:29400 \
         recipes/tensorboard_logging.py 50 10
@@ -54,8 +54,8 @@ class ToyDataset(Dataset):
 class Trainer:
     """Trains `model`, already on `device`, for `args.total_epochs`; resumes if a snapshot exists.
 
-    A snapshot holds all that is needed to resume: the state_dicts of `model` and `optimizer`, and
-    `epochs_run`, the number of completed epochs and so the index of the next one.
+    A snapshot holds everything needed to resume: the state_dicts of `model` and `optimizer`, and
+    `epochs_run`, the number of completed epochs, which is the index of the next one.
     """
 
     def __init__(self, model, train_loader, loss_fn, optimizer, device, args):
@@ -66,19 +66,19 @@ class Trainer:
         self.device = device
         self.args = args
         self.is_main = dist.get_rank() == 0  # logs for all ranks
-        self.data_key = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # fix the order
+        self.data_key = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # sample order
         self.epochs_run = 0
-        self.total_loss = torch.zeros((), device=device)  # of the epoch's samples so far
+        self.total_loss = torch.zeros((), device=device)  # sum over the epoch's samples so far
         self._load_snapshot(args.snapshot_path)
         self._agree_on_start()
         self.model = nn.parallel.DistributedDataParallel(model)
         if self.is_main:
             log_dir = f"{args.snapshot_path}.logs"
-            # Drops what a killed run has logged after its last snapshot.
+            # Drops the values that a killed run logged after its last snapshot.
             self.writer = SummaryWriter(log_dir, purge_step=self.epochs_run + 1)
 
     def _agree_on_start(self):
-        """Exits if not all nodes have the newest snapshot, or the same data."""
+        """Exits unless all nodes have the newest snapshot and the same data."""
         starts = [None] * dist.get_world_size()
         dist.all_gather_object(starts, (self.epochs_run, self.data_key))
         if len(set(starts)) > 1:
@@ -93,7 +93,7 @@ class Trainer:
 
     def _run_epoch(self, epoch):
         """Trains one epoch and sets `self.loss` to its mean loss per sample."""
-        # A resumed run must have the same sample order and dropout as an unbroken one.
+        # A resumed run must have the same sample order and dropout as an uninterrupted one.
         self.train_loader.sampler.set_epoch(epoch)
         torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
         for inputs, targets in self.train_loader:
@@ -114,7 +114,7 @@ class Trainer:
         if self.is_main:
             for name, value in metrics.items():
                 self.writer.add_scalar(name, value, self.epochs_run)
-            self.writer.flush()  # before the snapshot, after which nothing is logged again
+            self.writer.flush()  # before the snapshot: a resumed run does not log these steps again
 
     def _save_snapshot(self):
         finite = torch.stack([weight.isfinite().all() for weight in self.model.parameters()]).all()
@@ -134,7 +134,7 @@ class Trainer:
                 torch.save(snapshot, file)
                 file.flush()
                 os.fsync(file.fileno())
-            torch.load(tmp_path, map_location="meta", weights_only=True)  # as when it resumes
+            torch.load(tmp_path, map_location="meta", weights_only=True)  # checks that it loads
             os.replace(tmp_path, path)  # atomic: `path` is always a complete snapshot
         except Exception as error:
             sys.exit(f"cannot save {path}: disk full, second run, or not plain numbers? {error}")
@@ -179,7 +179,7 @@ def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("total_epochs", nargs="?", type=int, default=50)
     parser.add_argument("save_every", nargs="?", type=int, default=10, help="epochs per snapshot")
-    parser.add_argument("--batch_size", type=int, default=32, help="per device")
+    parser.add_argument("--batch_size", type=int, default=32, help="samples per device")
     parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
     parser.add_argument("--snapshot_path", default="snapshot.pt")
     parser.add_argument("--seed", type=int, default=0)

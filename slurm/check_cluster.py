@@ -1,13 +1,13 @@
-"""Find slow nodes before a long job; start it as you start the job, for instance with
+"""Find slow nodes before a long job. Start it in the same way as the job, for instance with
 
     sbatch slurm/multinode.sbatch slurm/check_cluster.py
 
 Multiplies matrices on each device, then sends data between pairs of nodes, all their ranks at once.
-Each speed is the median of the second half of many repetitions, since a GPU that is too hot slows
+Each speed is the median of the second half of many repetitions, because a GPU that is too hot slows
 down only after a while. Rank 0 prints a table, and names each node that is slow: one whose slowest
 device is more than 10 % below the median of all nodes (on CPUs, half), or whose connection to the
-node that it reaches fastest has less than half of the median. To tell which of two nodes has the
-slow connection takes a third.
+node that it reaches fastest has less than half of the median. It takes a third node to tell which
+of two has the slow connection.
 """
 
 import datetime
@@ -22,14 +22,14 @@ from itertools import islice
 import torch
 import torch.distributed as dist
 
-# Of the median of all nodes. Equal GPUs differ by a few percent, but CPUs and networks by more,
-# where others use them too.
+# Fractions of the median of all nodes. Equal GPUs differ by a few percent; CPUs and networks that
+# other jobs use differ by more.
 SLOW = {"cuda": 0.9, "cpu": 0.5, "network": 0.5}
 MATMUL_SIZE = {"cuda": 8192, "cpu": 512}
 MATMUL_SECONDS = {"cuda": 20, "cpu": 1}
-NETWORK_SECONDS = 0.5  # of each two nodes in each direction, about
+NETWORK_SECONDS = 0.5  # about, for each pair of nodes and each direction
 MIN_BYTES, MAX_BYTES = 2**20, 2**28
-MAX_PARTNERS = 8  # of each node
+MAX_PARTNERS = 8  # per node
 TIMEOUT = datetime.timedelta(minutes=10)
 
 
@@ -45,7 +45,7 @@ def timed(function):
 
 
 def median_seconds(function, repetitions):
-    """Returns the median of the seconds that `function` took, in the second half of them."""
+    """Returns the median of the seconds that `function` took, without the first half."""
     seconds = [timed(function) for _ in range(repetitions)]
     return statistics.median(seconds[repetitions // 2 :])
 
@@ -64,7 +64,7 @@ def measure_matmul(device):
 
 
 def rounds(nodes):
-    """Yields lists of disjoint pairs of nodes, other ones each time (circle method)."""
+    """Yields lists of disjoint pairs of nodes, different ones each time (circle method)."""
     circle = list(range(nodes + nodes % 2))  # an odd number of nodes: one rests in each round
     for _ in range(len(circle) - 1):
         pairs = zip(circle[: len(circle) // 2], reversed(circle), strict=False)
@@ -86,7 +86,7 @@ def measure_direction(sends, partner, device):
             dist.send(data[:1], partner)
 
     send_and_confirm(MIN_BYTES)  # connects the two
-    # The faster the connection, the more data, and the more often: the sender decides.
+    # The sender decides: over a faster connection, more data are sent, and more often.
     repetitions = NETWORK_SECONDS / timed(lambda: send_and_confirm(MIN_BYTES))
     size = min(max_size, max(MIN_BYTES, int(MIN_BYTES * repetitions / 20)))
     plan = torch.tensor([size, int(repetitions * MIN_BYTES / size) + 1], device=device)
@@ -161,14 +161,14 @@ def main():
     local_rank = int(os.environ["LOCAL_RANK"])
     local_world_size = int(os.environ["LOCAL_WORLD_SIZE"])
     if int(os.environ["WORLD_SIZE"]) == local_world_size:
-        sys.exit("there is one node only: start this script on two or more")
+        sys.exit("there is only one node: start this script on two or more")
     device = torch.device("cpu")
     if torch.cuda.is_available():
         if local_rank >= torch.cuda.device_count():
             sys.exit(f"{socket.gethostname()} has too few GPUs: lower --nproc_per_node")
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
-    # That each message waits for the one before is what is measured (pytorch#156748).
+    # The measurement needs each message to wait for the one before (pytorch#156748).
     os.environ["TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING"] = "false"
     try:
         if device.type == "cuda":
@@ -182,7 +182,7 @@ def main():
         result = {"host": socket.gethostname(), "matmul": matmul, "bandwidths": bandwidths}
         dist.all_gather_object(results, result)
     except torch.OutOfMemoryError:
-        sys.exit(f"{socket.gethostname()}: GPU {local_rank} has no free memory: who uses it?")
+        sys.exit(f"{socket.gethostname()}: GPU {local_rank} has no free memory: is it in use?")
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         sys.exit(f"{socket.gethostname()} does not reach all other nodes: {reason}")

@@ -13,7 +13,7 @@ for argument in "$@"; do
   previous=$argument
 done
 record=$(SLURM_TIME_FORMAT=standard scontrol show job "$job")
-# Of a job that was preempted, this is a date, such as 2026-11-24T21:44:19; else it is None.
+# If the job was preempted, this is a date, such as 2026-11-24T21:44:19, else None.
 [[ $record == *PreemptTime=2* ]] && exec scontrol requeue "$job"
 
 start=$(grep -oP ' StartTime=\K\S+' <<< "$record")

@@ -3,9 +3,9 @@
     python slurm/submit.py --nodes 2 --gpus_per_node 4 multinode.py 50 10
     python slurm/submit.py --nodes 2 --gpus_per_node 4 --cluster local multinode.py 50 10
 
-The first submits a Slurm job, the second runs the same on this machine, a torchrun for each node. A
+The first submits a Slurm job, the second runs it on this machine, with a torchrun for each node. A
 Slurm job that is preempted or reaches its time limit is requeued, and resumes from its snapshot:
-before that, its torchruns get SIGTERM, at which preemptible.py and elastic_ddp.py save one.
+before that, its torchruns get SIGTERM, which makes preemptible.py and elastic_ddp.py save one.
 """
 
 import argparse
@@ -81,7 +81,7 @@ class TorchrunTask:
 
 
 def preempted(job_id):
-    """Returns whether Slurm stops the job to make room for another, and not as cancelled."""
+    """Returns whether Slurm stops the job to make room for another, not because it was canceled."""
     command = ["scontrol", "show", "job", job_id]
     job = subprocess.run(command, capture_output=True, text=True).stdout
     return "JobState=RUNNING" in job and "PreemptTime=" in job and "PreemptTime=None" not in job
@@ -140,8 +140,8 @@ def main():
         executor.update_parameters(tasks_per_node=args.nodes)
     kept = {k: v for k, v in os.environ.items() if k == "SLURM_CONF" or k.startswith("SBATCH_")}
     if args.partition:
-        kept.pop("SBATCH_PARTITION", None)  # it would win
-    with submitit.helpers.clean_env():  # without the variables of an salloc around it
+        kept.pop("SBATCH_PARTITION", None)  # it would override --partition
+    with submitit.helpers.clean_env():  # without the variables of a surrounding salloc
         os.environ.update(kept)
         job = executor.submit(TorchrunTask([args.script, *args.arguments], args.gpus_per_node))
     log = os.path.relpath(job.paths.stdout)

@@ -65,10 +65,8 @@ def test_other_seed_or_data_within_an_epoch(shell, script, options, samples):
     assert start(shell, script, f"2 {options}", SIGNAL, **variables).wait() == -signal.SIGKILL
     job = start(shell, script, f"2 {options} --seed 1")
     if script == "resumable.py":
-        job.fails(
-            documented_error("its epoch is one of seed 0, 2048 samples, not seed 1, 2048 samples")
-        )
-    job.fails("its epoch is one of seed 0, ", ", not seed 1, ")
+        job.fails(documented_error("its epoch has seed 0, 2048 samples, not seed 1, 2048 samples"))
+    job.fails("its epoch has seed 0, ", ", not seed 1, ")
     for name, pair in FILES.get(script, []):
         exchange(shell.folder / name, pair)  # of the same size
         start(shell, script, f"2 {options}").fails("one of seed 0, ", ", not seed 0, ")
@@ -354,7 +352,7 @@ SAVES = [
 def test_saving_by_time(shell, script, options, saves, every):
     """With the page's lines, all ranks save once ten minutes are over by the clock of one."""
     write_text(shell.folder / "text", 100, 8)
-    init = "        self.check_every = 1  # steps\n"
+    init = "        self.check_every = 1  # in steps\n"
     old = re.search(r" {8}values = .*?tolist\(\)", (ROOT / script).read_text(), re.DOTALL)[0]
     path = edited(
         shell,

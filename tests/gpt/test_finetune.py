@@ -136,7 +136,7 @@ def say(content, **more):
     ],
 )
 def test_refused_chats(tmp_path, template, messages, message):
-    with pytest.raises(SystemExit, match=rf"chats, line 1: no chat of texts: .*{message}"):
+    with pytest.raises(SystemExit, match=rf"chats, line 1: not a chat of texts: .*{message}"):
         read_chats(tmp_path, template, *messages)
 
 
@@ -182,7 +182,7 @@ def test_finetuned_chats(shell):
     with open(shell.folder / "chats", "a") as file:
         file.write('{"conversations": [{"from": "human", "value": "Hi"}]}\n')
     job = start(shell, 1, "other", "", options, "gpt/finetune_chat.py")
-    job.fails("--text chats, line 193: no chat of texts: KeyError('messages')")
+    job.fails("--text chats, line 193: not a chat of texts: KeyError('messages')")
     write_chats(shell.folder / "chats", 100)
     options += " --context 20 --frozen_layers 2"
     job = start(shell, 1, "other", "", options, "gpt/finetune_chat.py")

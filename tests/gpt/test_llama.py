@@ -144,7 +144,7 @@ def test_documents_of_one_token(shell):
     job = start(shell, "documents.py", "s", 1, SIGNAL, options, SIGNAL="15", SIGNAL_AT="0 12")
     job.fails("stopped by a signal")
     assert "\nval loss 0\n" in job.output and " | loss 0 | saving" in job.output
-    start(shell, "llama.py", "s").fails("its epoch is one of seed 0, ", ", not seed 0, ")
+    start(shell, "llama.py", "s").fails("its epoch has seed 0, ", ", not seed 0, ")
 
 
 @pytest.mark.filterwarnings("ignore:Full backward hook")  # of CommDebugMode

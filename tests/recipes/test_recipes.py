@@ -378,7 +378,7 @@ def test_trace_of_three_steps(shell):
     assert run("sh", "-c", sed).returncode == 0
     folders = [shell.folder / "rank0", shell.folder / "rank1"]
     output = shell.ranks_on(folders, f"{shell.folder}/wide.py 1 1 --snapshot_path p.pt").succeeds()
-    assert output.count("saving the trace p.pt.trace.json\n") == 1
+    assert output.count("saving the trace to p.pt.trace.json\n") == 1
     assert [path.name for path in shell.folder.rglob("*trace*")] == ["p.pt.trace.json"]
     assert not list(folders[1].glob("p.pt*"))
     found = events(folders[0] / "p.pt.trace.json")

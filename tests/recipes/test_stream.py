@@ -79,6 +79,6 @@ def test_other_shards_within_an_epoch(shell):
     write_shards("a", "b")
     assert shell.ranks(command, SIGNAL="9", SIGNAL_AT="0 64").wait() == -9
     write_shards("b", "a")  # they exchange their names
-    shell.ranks(command).fails("its epoch is one of seed 0, 2 shards ", ", not seed 0, 2 shards ")
+    shell.ranks(command).fails("its epoch has seed 0, 2 shards ", ", not seed 0, 2 shards ")
     write_shards("a", "b")
     assert "0 of 1 epochs done" in shell.ranks(command).succeeds()

@@ -1,5 +1,6 @@
 """Steps are short, edits are carried along them, commands of make work."""
 
+import ast
 import importlib.util
 import re
 import shlex
@@ -56,6 +57,19 @@ def test_tools_import_from_above():
     for path, top in tops.items():
         imported = re.findall(r"^\s*(?:from|import) tools\.(\w+)", path.read_text(), re.M)
         assert {*imported} <= {*names[: names.index(top) + 1]}, f"{path} imports from below"
+
+
+def introduction(script):
+    """Returns the beginning of the help text, without the command that follows."""
+    docstring = ast.get_docstring(ast.parse((ROOT / script).read_text()))
+    return re.split(": |, with the same command", docstring)[0]
+
+
+@pytest.mark.parametrize(
+    "step", [s for s in steps.ALL if s.file.endswith(".py")], ids=lambda step: step.file
+)
+def test_scripts_introduce_themselves(step):
+    assert introduction(step.file) != introduction(step.base)
 
 
 def cascade(folder, file):
