@@ -260,8 +260,7 @@ class Trainer:
         for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, self._request_stop)
         total = self.args.total_epochs
-        where = f"{self.device} of {socket.gethostname()}"
-        self._log(f"{self.epochs_run} of {total} epochs done, on {where}")
+        self._log(f"{self.epochs_run} of {total} epochs done, on {self.device}")
         if self.epochs_run >= total:
             self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
         epochs = range(self.epochs_run, total)
