@@ -38,6 +38,9 @@ docs: .venv/dev  ## refresh the diffs in README and the pages, check them, and b
 	python -m tools.pages.check_docs
 	PYTHONPATH=. zensical build --strict --clean
 
+slides: .venv/dev .venv/slides  ## write slides for a class into site/slides.html
+	python -m tools.pages.slides site/slides.html
+
 cascade: .venv/dev  ## carry an uncommitted edit of FROM=singlegpu.py down the chain
 	python -m tools.chain.cascade $(FROM)
 
@@ -71,10 +74,15 @@ bench: .venv/run $(if $(PEERS),.venv/peers)  ## compare the speed of the stages 
 	$@/bin/python -m pip install --disable-pip-version-check -r requirements-aws.txt
 	@touch $@
 
+# Apart from the rest, since only its copy of reveal.js is needed, and nothing that it depends on.
+.venv/slides: requirements-slides.txt | .venv/dev
+	python -m pip install --disable-pip-version-check --no-deps --target $@ -r requirements-slides.txt
+	@touch $@
+
 # How constraints.txt comes to be: the newest of everything, but for builds and CUDA's packages.
 pins: | .venv/bin/python
 	python -m pip install --dry-run --ignore-installed -r requirements-dev.txt > .venv/pins
 	sed -n 's/^Would install //p' .venv/pins | tr ' ' '\n' | sed -e '/^nvidia\|^cuda\|^triton/d' \
 	  -e 's/+.*//' -e 's/-\([^-]*\)$$/==\1/' | sort -f > constraints.txt
 
-.PHONY: pins help run test check long docs lint cascade bench chaos
+.PHONY: pins help run test check long docs lint cascade bench chaos slides
