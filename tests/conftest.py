@@ -74,11 +74,24 @@ def site(tmp_path_factory):
 
 # First comes what builds the site, for which other workers would wait, then the longest: whoever
 # took one of these last would keep the others waiting.
-FIRST = ("test_pages_are_as_made", "test_job_files", "test_preemptible[grace-1-faults0]")
+FIRST = ("test_pages_are_as_made", "test_job_files", "test_preemptible[grace-")
+
+
+def pytest_make_parametrize_id(val):
+    """Returns the id of a parameter that has none by itself: a step's is its file."""
+    if isinstance(val, steps.Step):
+        return val.file
+    if isinstance(val, torch.dtype):
+        return str(val).removeprefix("torch.")
+    if isinstance(val, list):
+        val = " ".join(map(str, val))
+    elif not isinstance(val, str) or len(val) <= 100 or "\n" in val:
+        return None  # pytest makes one
+    return val[:60].encode("unicode_escape").decode()
 
 
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: FIRST.index(item.name) if item.name in FIRST else len(FIRST))
+    items.sort(key=lambda item: [not item.name.startswith(name) for name in FIRST])
     if not os.environ["TEST_GPUS"]:
         for item in items:
             if item.get_closest_marker("gpu"):

@@ -127,7 +127,7 @@ RESUMED = {
 @pytest.mark.parametrize(
     "runs",
     [RESUMED["sharded"], *long(RESUMED["pipeline"]), *first(2, [*RESUMED.values()])[2:]],
-    ids=RESUMED,
+    ids=lambda runs: " ".join(dict.fromkeys(run.split()[1] for run in runs)),
 )
 def test_stopped_and_resumed_on_other_ranks(shell, runs):
     """Three are stopped by a signal in mid-epoch; the last trains the end."""
@@ -286,7 +286,6 @@ STAGES = "pipeline_parallel.py --pp_size 4 --micro_batches"
         # Activations of a part of the time.
         ("context_parallel.py --cp_size 4", "--n_layer 3 --n_head 4 --n_embd 128", 8192, 1, 0.45),
     ],
-    ids=["weights", "activations", "context"],
 )
 def test_memory_of_a_rank(shell, options, model, context, batch_size, limit):
     """One of four, beside that of a single process: measured by the system, at their peak."""
