@@ -125,7 +125,7 @@ class Trainer:
         step_s = (time.monotonic() - self.checked_at) / self.check_every
         values = torch.tensor([float(self.stop_requested), step_s], device=self.device)
         dist.all_reduce(values, dist.ReduceOp.MAX)
-        stop, step_s = values.tolist()  # waits for the GPU, which would slow down every step
+        stop, step_s = values.tolist()  # waits for the GPU: too slow for every step
         self.check_every = int(1 / min(max(step_s, 0.01), 1))  # about once a second
         self.next_check += self.check_every
         self.checked_at = time.monotonic()

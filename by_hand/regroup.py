@@ -167,7 +167,7 @@ class Trainer:
         step_s = (time.monotonic() - self.checked_at) / self.check_every
         values = torch.tensor([float(request), step_s], device=self.device)
         dist.all_reduce(values, dist.ReduceOp.MAX)
-        stop, step_s = values.tolist()  # waits for the GPU, which would slow down every step
+        stop, step_s = values.tolist()  # waits for the GPU: too slow for every step
         if stop == 2:
             raise RuntimeError("a process joins")  # a signal is found again afterwards
         self.check_every = int(1 / min(max(step_s, 0.01), 1))  # about once a second

@@ -141,7 +141,7 @@ class GPT(nn.Module):
             std = 0.02
             if name.endswith(("o_proj.weight", "down_proj.weight")):
                 std /= math.sqrt(2 * len(self.model["layers"]))
-            # Each matrix has its own seed: a rank can draw only those it needs, in any order.
+            # Each matrix has its own seed, letting a rank draw only those it needs, in any order.
             # A CPU draws it, because a GPU's numbers depend on its type (see pytorch#196613).
             generator = torch.Generator().manual_seed(seed + zlib.crc32(name.encode()))
             # Each rank draws the whole matrix, equal on any number of ranks, and keeps its shard.
@@ -279,7 +279,7 @@ class Trainer:
         step_s = (time.monotonic() - self.checked_at) / self.check_every
         values = torch.tensor([float(self.stop_requested), step_s], device=self.device)
         dist.all_reduce(values, dist.ReduceOp.MAX)
-        stop, step_s = values.tolist()  # waits for the GPU, which would slow down every step
+        stop, step_s = values.tolist()  # waits for the GPU: too slow for every step
         self.check_every = int(1 / min(max(step_s, 0.01), 1))  # about once a second
         self.next_check += self.check_every
         self.checked_at = time.monotonic()

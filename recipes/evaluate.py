@@ -114,7 +114,7 @@ class Trainer:
             targets = targets.to(self.device, non_blocking=True)
             outputs = model(inputs)
             totals[0] += self.loss_fn(outputs, targets) * len(inputs)
-            totals[1] += (outputs.argmax(1) == targets.argmax(1)).sum()  # largest output: the class
+            totals[1] += (outputs.argmax(1) == targets.argmax(1)).sum()  # class = largest output
             totals[2] += len(inputs)
         model.train()
         dist.all_reduce(totals)  # sums, not means: the ranks have different numbers of samples

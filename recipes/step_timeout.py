@@ -124,7 +124,7 @@ class Trainer:
                 return
         store.set("timeout", "")  # tells the other ranks
         store.add(self.names[dist.get_rank()], self.steps + 1)
-        time.sleep(5 + int(os.environ["LOCAL_RANK"]))  # frozen ranks have not added their step: 0
+        time.sleep(5 + int(os.environ["LOCAL_RANK"]))  # frozen ranks have added nothing and read 0
         steps = {name: store.add(name, 0) for name in self.names}
         late = ", ".join(n for n in steps if steps[n] == min(steps.values()) < max(steps.values()))
         print(f"step timeout | late: {late} | rank {dist.get_rank()} waits at:", file=sys.stderr)
@@ -135,7 +135,7 @@ class Trainer:
         step_s = (time.monotonic() - self.checked_at) / self.check_every
         values = torch.tensor([float(self.stop_requested), step_s], device=self.device)
         dist.all_reduce(values, dist.ReduceOp.MAX)
-        stop, step_s = values.tolist()  # waits for the GPU, which would slow down every step
+        stop, step_s = values.tolist()  # waits for the GPU: too slow for every step
         self.check_every = int(1 / min(max(step_s, 0.01), 1))  # about once a second
         self.next_check += self.check_every
         self.checked_at = time.monotonic()
