@@ -69,11 +69,11 @@ def test_other_seed_or_data_within_an_epoch(shell, script, options, samples):
     job.fails("its epoch has seed 0, ", ", not seed 1, ")
     for name, pair in FILES.get(script, []):
         exchange(shell.folder / name, pair)  # of the same size
-        start(shell, script, f"2 {options}").fails("one of seed 0, ", ", not seed 0, ")
+        start(shell, script, f"2 {options}").fails("its epoch has seed 0, ", ", not seed 0, ")
         exchange(shell.folder / name, pair)
     if script not in FILES:
         job = start(shell, script, f"2 {options}", resize(2049))
-        job.fails("of seed 0, 2048 samples, not seed 0, 2049 samples")
+        job.fails("its epoch has seed 0, 2048 samples, not seed 0, 2049 samples")
     assert "0 of 1 epochs done" in start(shell, script, f"1 {options}").succeeds()
     # Between epochs, both may change.
     assert "1 of 2 epochs done" in start(shell, script, f"2 {options} --seed 1").succeeds()
