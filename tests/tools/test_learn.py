@@ -97,8 +97,8 @@ def test_the_loop(tmp_path):
     terminal.sendline("64")
     terminal.expect("You said 64, and it is 43")
     terminal.expect("Repair.*✓ > .*q: quit")
-    terminal.send("h")
-    terminal.expect("Look at _run_batch")
+    terminal.send("hh")
+    terminal.expect("It starts as its page says.*Look at _run_batch")
     terminal.send("s")
     terminal.expect("about docs/singlegpu.md")
     file = tmp_path / "singlegpu" / "repair_2.py"

@@ -97,9 +97,9 @@ class FileExercise(Exercise):
         from tools.judge.checks import explanation
 
         answer = f"diff -U0 {self.path(folder)} {self.script}"
-        return [*self.first_hints(), ": ".join(explanation(self.check)), f"The answer: {answer}"]
+        return [": ".join(explanation(self.check)), *self.own_hints(), f"The answer: {answer}"]
 
-    def first_hints(self):
+    def own_hints(self):
         return []
 
 
@@ -122,7 +122,7 @@ class Repair(FileExercise):
     def source(self):
         return self.fault.source()
 
-    def first_hints(self):
+    def own_hints(self):
         right = functions((ROOT / self.script).read_text())
         names = sorted({name for name, _ in functions(self.source()) ^ right})
         return [f"Look at {' and '.join(names) or 'the last lines'}."]
@@ -175,7 +175,7 @@ class Whole(Fill):
     def source(self):
         return (ROOT / self.base).read_text()
 
-    def first_hints(self):
+    def own_hints(self):
         """Returns the hints of its page, without links."""
         page = (ROOT / "docs" / f"{self.stage}.md").read_text()
         hints = re.findall(r"<summary>Hint.*</summary>\n\n((?:.+\n)+)", page)
