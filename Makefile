@@ -21,6 +21,9 @@ test: .venv/dev  ## run the tests; without Slurm installed, its tests are skippe
 check: .venv/run  ## judge a script of yours: make check STAGE=multigpu FILE=my_multigpu.py
 	@python -m tools.judge.check $(STAGE) '$(FILE)' $(if $(TASK),--task '$(TASK)')
 
+learn: .venv/run  ## exercises in the terminal, judged at each save
+	@python -m tools.learn
+
 long: .venv/dev  ## run the tests that take long: each faulty file judged, kills at random, memory
 	pytest -m long
 
@@ -85,4 +88,4 @@ pins: | .venv/bin/python
 	sed -n 's/^Would install //p' .venv/pins | tr ' ' '\n' | sed -e '/^nvidia\|^cuda\|^triton/d' \
 	  -e 's/+.*//' -e 's/-\([^-]*\)$$/==\1/' | sort -f > constraints.txt
 
-.PHONY: pins help run test check long docs lint cascade bench chaos slides
+.PHONY: pins help run test check learn long docs slides lint cascade bench chaos

@@ -35,7 +35,7 @@ from tools.judge.stages import (
     VAL_CHUNKS,
 )
 from tools.launch.jobs import Shell, free_port, pretend_gpus
-from tools.launch.run import Run, WrongError
+from tools.launch.run import SILENCE_S, Run, WrongError
 from tools.launch.snapshots import load, load_gpt, max_abs_diff, write_text
 from tools.steps import ROOT
 from tools.steps import STAGES as CHAIN
@@ -62,6 +62,7 @@ def toy_task():
 class Judge:
     """A method per check, which raises WrongError, of a script that should be that of a stage."""
 
+    silence_s = SILENCE_S
     forks = False  # without any launcher, where a check does not need one: faster, less true
 
     def __init__(self, stage, file, task, folder):
@@ -112,7 +113,7 @@ class Judge:
         return self.watch(jobs, folder)
 
     def watch(self, jobs, folder):
-        run = Run(jobs, folder, self.file)
+        run = Run(jobs, folder, self.file, silence_s=self.silence_s)
         if run.failures:
             raise WrongError(f"This check itself fails, in {run.failures[0][1]}: please report it.")
         return run
@@ -127,8 +128,12 @@ class Judge:
 
     @functools.cached_property
     def straight(self):
-        launchers = () if self.forks else self.stage.launchers
-        return self.run(EPOCHS, "straight", launchers=launchers)
+        if not self.forks:
+            return self.run(EPOCHS, "straight", launchers=self.stage.launchers)
+        if len(self.stage.launchers) == 1 or self.stage.reference:  # which has its text in a folder
+            return self.run(EPOCHS, "straight")
+        nodes = [f"node{number}" for number in range(self.stage.processes)]
+        return self.run(EPOCHS, self.folder / "straight", nodes=nodes)
 
     @functools.cached_property
     def epoch_steps(self):
@@ -512,6 +517,7 @@ class Judge:
 
     def on_own_disks(self, total, newer):
         """Returns a run on two nodes with different snapshots, the second of them newer."""
+        self.first_epoch.succeed()
         for node, snapshot in (("node1", "first"), ("node2", newer)):
             (self.folder / node).mkdir(exist_ok=True)
             shutil.copy(self.folder / snapshot, self.folder / node / "disks")
@@ -610,12 +616,24 @@ class Judge:
             )
 
 
+def plain(text):
+    """Returns a text of a page without Markdown's links, but with the pages that they name."""
+    text = re.sub(r"\[([^]]+)\]\((?:#|https?:)\S*\)", r"\1", " ".join(text.split()))
+    return re.sub(r"\[([^]]+)\]\((\S+?\.md)\S*\)", r'"\1" (docs/\2)', text)
+
+
 def explanation(check):
     """Returns the title and the text of a check on docs/check.md, without Markdown."""
     text = (ROOT / "docs" / "check.md").read_text()
     title, body = re.search(rf"^## {check}: (.*)\n\n((?:.+\n)+)", text, re.M).groups()
-    body = re.sub(r"\[([^]]+)\]\(#\S*\)", r"\1", body.replace("\n", " "))
-    return title, re.sub(r"\[([^]]+)\]\((\S+?\.md)\S*\)", r'"\1" (docs/\2)', body)
+    return title, plain(body)
+
+
+def in_order(checks, first):
+    """Returns the checks of a stage, `first` right after those that it builds on."""
+    needed = {"starts", "processes", first} | NEEDED.get(first, set())
+    needed = needed.union(*(NEEDED.get(check, set()) for check in needed))
+    return [check for check in checks if check in needed] + [c for c in checks if c not in needed]
 
 
 def show(line, final=False):
@@ -626,13 +644,21 @@ def show(line, final=False):
         print(line, flush=True)
 
 
-def judge(name, file, task, folder):
-    """Prints what each check of a stage sees; returns the names of those that fail."""
+def judge(name, file, task, folder, first="", interrupted=bool):
+    """Prints what each check of a stage sees; returns the names of those that fail.
+
+    With `first`, it judges this check first, without a launcher where it can, and ends with the
+    first one that fails. If `interrupted` says so between two checks, it returns None.
+    """
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # judged the same everywhere
     judge = Judge(STAGES[name], file, task, folder)
+    judge.forks = bool(first)
+    width = min(shutil.get_terminal_size((100, 24)).columns, 100) - 6
     failed = []
     try:
-        for check in STAGES[name].checks.split():
+        for check in in_order(STAGES[name].checks.split(), first):
+            if interrupted():
+                return None
             title, why = explanation(check)
             if (FIRST | NEEDED.get(check, set())) & {*failed}:
                 print(f"  ?   {title}: not judged before what failed is right")
@@ -645,11 +671,13 @@ def judge(name, file, task, folder):
                 failed.append(check)
                 show(f"FAIL  {title}", final=True)
                 saw, *output = str(error).splitlines()
-                for text in (textwrap.fill(saw, 94), *output, textwrap.fill(why, 94)):
+                for text in (textwrap.fill(saw, width), *output, textwrap.fill(why, width)):
                     print(textwrap.indent(text, "      "), flush=True)
+                if first:
+                    break
         if not failed:
             following = dict(pairwise(CHAIN)).get(f"{name}.py", "").removesuffix(".py")
-            hint = f"; next: docs/{following}.md" if following else ""
+            hint = f"; next: docs/{following}.md" if following and not first else ""
             print(f"all {len(STAGES[name].checks.split())} checks passed{hint}")
     finally:
         judge.shell.end_all()

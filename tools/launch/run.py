@@ -59,8 +59,9 @@ class WrongError(Exception):
 class Run:
     """What a training has printed, and what the witness has written of each of its processes."""
 
-    def __init__(self, jobs, folder, file, seconds=0):
+    def __init__(self, jobs, folder, file, seconds=0, silence_s=SILENCE_S):
         """Waits for the jobs, for at least so many seconds if something happens."""
+        self.silence_s = silence_s
         self.file = file
         self.seconds = max(seconds, 10 * SILENCE_S)
         self.is_long = False  # and has therefore been ended
@@ -82,7 +83,7 @@ class Run:
 
     def wait(self, jobs):
         """Returns the jobs' exit statuses; of a run that hangs, none, and `hangs` says where."""
-        silence, whole = TimeLimit(SILENCE_S), TimeLimit(self.seconds)
+        silence, whole = TimeLimit(self.silence_s), TimeLimit(self.seconds)
         while None in (statuses := [job.status() for job in jobs]):
             written = [*self.folder.glob("*.jsonl"), *(job.log for job in jobs)]
             if whole.passed():
@@ -92,7 +93,7 @@ class Run:
             if silence.passed(written):
                 seconds, import_s = silence.seconds_passed(), silence.import_s
                 self.hangs = f"It hangs: for {seconds:.0f} seconds, nothing has happened."
-                if silence.limit > SILENCE_S:
+                if silence.limit > self.silence_s:
                     self.hangs += f" (This machine is busy: torch took {import_s:.0f} s to load.)"
                 self.hangs += self.places()
                 return []

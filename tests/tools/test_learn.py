@@ -1,0 +1,141 @@
+"""tools/learn: each exercise fails where it should, and the loop judges at each save."""
+
+import ast
+import math
+import shutil
+import subprocess
+import sys
+
+import pexpect
+import pytest
+from helpers import LONG, first, reference_run, run
+
+from tools.judge.checks import judge, toy_task
+from tools.launch.jobs import TIMEOUT_S, environment
+from tools.learn.exercises import FileExercise, Predict, read_exercises
+from tools.steps import ROOT
+
+EXERCISES = read_exercises()
+WITH_FILES = [exercise for exercise in EXERCISES if isinstance(exercise, FileExercise)]
+PREDICTIONS = [exercise for exercise in EXERCISES if isinstance(exercise, Predict)]
+STAGES = [*dict.fromkeys(exercise.stage for exercise in WITH_FILES)]
+TENSORS = (10 * 10, 10, 10 * 5, 5)  # of the toy
+
+
+# What a plain loop, or arithmetic, says. Where neither can, it is what the pages say.
+EXPECTED = {
+    "steps_of_one_process": math.ceil(2048 / 48),
+    "steps_of_two_ranks": 2048 // (2 * 32),
+    "loss_at_the_same_batch_size": "higher",  # see test_half_as_many_steps
+    "samples_of_three_ranks": 3 * math.ceil(2048 / 3),
+    "ranks_that_wait": "both",
+    "steps_when_resumed_on_four_ranks": 2048 // (4 * 32),
+    "epoch_after_a_kill": 7 // 4 * 4,
+    "local_rank_of_rank_six": 6 % 4,
+    "start_without_a_snapshot": "end",
+    "steps_repeated": 27 % 10,
+    "steps_after_a_signal": 0,
+    "samples_of_rank_two": len(range(2, 64, 3)),
+    "loss_on_three_ranks": "equal",
+    "type_of_the_saved_weights": "float32",
+    "numbers_in_the_optimizer": sum(math.ceil(size / 2) for size in TENSORS),
+    "gigabytes_of_a_rank": 8 * (4 + 4 + 8) // 8,
+}
+
+
+@pytest.fixture(autouse=True)
+def on_cpus(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # and set back what `judge` sets
+
+
+def test_each_exercise_can_be_written(tmp_path):
+    assert len({exercise.key for exercise in EXERCISES}) == len(EXERCISES)
+    for exercise in WITH_FILES:
+        file = exercise.write(tmp_path)
+        right = (ROOT / exercise.script).read_text()
+        assert ast.dump(ast.parse(file.read_text())) != ast.dump(ast.parse(right)), file
+        assert all(exercise.hints(tmp_path)) and exercise.task
+        assert (ROOT / "docs" / f"{exercise.stage}.md").exists()
+
+
+@pytest.mark.parametrize("exercise", first(3, WITH_FILES), ids=lambda exercise: exercise.key)
+def test_a_file_fails_at_the_check_that_it_is_about(tmp_path, exercise):
+    file = exercise.write(tmp_path)
+    assert judge(exercise.stage, file, toy_task, tmp_path, exercise.check) == [exercise.check]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stage", first(1, STAGES))
+def test_the_stage_itself_passes(tmp_path, stage):
+    assert judge(stage, ROOT / f"{stage}.py", toy_task, tmp_path, "weights") == []
+
+
+@pytest.mark.parametrize("exercise", first(4, PREDICTIONS, LONG), ids=lambda e: e.name)
+def test_a_run_answers_as_is_expected(exercise):
+    assert exercise.answer() == str(EXPECTED[exercise.name])
+    choices = exercise.choices.split(", ")
+    assert choices == ["a number"] or EXPECTED[exercise.name] in choices
+
+
+def test_half_as_many_steps():
+    """Two ranks with the same batch size are one with twice the batch: its loss is higher."""
+    assert reference_run(10, 64)[2][-1] > reference_run(10, 32)[2][-1]
+
+
+def start(folder):
+    """Types `make learn`'s command into a terminal of 80 columns."""
+    command = ["-m", "tools.learn", "--folder", str(folder)]
+    options = {"cwd": ROOT, "env": environment(), "encoding": "utf-8", "dimensions": (40, 80)}
+    return pexpect.spawn(sys.executable, command, timeout=TIMEOUT_S, **options)
+
+
+def test_the_loop(tmp_path):
+    """A save is judged, h, s, n and q work, and what is passed stays so over a restart."""
+    terminal = start(tmp_path)
+    terminal.expect("Predict")
+    terminal.expect("> ")
+    terminal.sendline("64")
+    terminal.expect("You said 64, and it is 43")
+    terminal.expect("Repair.*✓ > .*q: quit")
+    terminal.send("hh")
+    terminal.expect("It starts as its page says.*Look at _run_batch")
+    terminal.send("s")
+    terminal.expect("about docs/singlegpu.md")
+    file = tmp_path / "singlegpu" / "repair_2.py"
+    file.write_text(file.read_text() + "# still wrong\n")
+    terminal.expect("FAIL  It starts")
+    terminal.send("n")
+    terminal.expect("Repair.*✓ . >.*q: quit")
+    terminal.send("q")
+    terminal.expect(pexpect.EOF)
+
+    terminal = start(tmp_path)
+    terminal.expect("1 of .* exercises passed.*Repair.*✓ . >.*q: quit")
+    shutil.copy(ROOT / "singlegpu.py", tmp_path / "singlegpu" / "repair_3.py")
+    terminal.expect("ok  Two runs begin alike")
+    terminal.send("q")
+    terminal.expect(pexpect.EOF)
+    said = run("python", "-m", "tools.learn", "--report", "--folder", tmp_path)
+    assert said.stdout.startswith(f"{tmp_path}/report.txt says")
+    version = run("git", "describe", "--always", "--dirty", "--tags").stdout.strip()
+    lines = (tmp_path / "report.txt").read_text().splitlines()
+    assert f"singlegpu predict steps_of_one_process: passed at version {version}" in lines
+    assert "singlegpu repair no seed: not passed" in lines  # left before all checks
+
+
+@pytest.mark.long
+def test_a_right_file_passes(tmp_path):
+    terminal = start(tmp_path)
+    terminal.expect("> ")
+    terminal.sendline("n")
+    terminal.expect("Repair.*q: quit")
+    shutil.copy(ROOT / "singlegpu.py", tmp_path / "singlegpu" / "repair_2.py")
+    terminal.expect("all 14 checks passed.*Repair.*. ✓ >")
+    terminal.close()
+
+
+def test_without_a_terminal(tmp_path):
+    said = run("python", "-m", "tools.learn", "--folder", tmp_path, stdin=subprocess.DEVNULL)
+    file = tmp_path / "singlegpu" / "repair_2.py"
+    assert (said.returncode, said.stderr) == (0, "")
+    assert said.stdout.endswith(f"make check STAGE=singlegpu FILE={file}\n") and file.exists()

@@ -1,0 +1,212 @@
+"""Exercises in the terminal, each judged whenever its file is saved: make learn
+
+It shows how far you are and names the next exercise: a file to edit in an editor of yours, or a run
+whose result you predict. Progress is kept beside the files, in exercises/.
+"""
+
+import argparse
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import termios
+import textwrap
+import tty
+from pathlib import Path
+
+from tools.launch.scripts import end_at_signals
+from tools.learn.exercises import FileExercise, Predict, read_exercises
+from tools.steps import ROOT
+
+KEYS = "h: hint   s: what it is about   n: skip   q: quit"
+
+
+def say(text):
+    """Prints a text, wrapped, in place of the check that the judge shows as running."""
+    width = min(shutil.get_terminal_size((100, 24)).columns, 100)
+    start = "\r\033[K" if sys.stdout.isatty() else ""
+    print(start + textwrap.fill(text, width, initial_indent="  ", subsequent_indent="  "))
+
+
+def key(seconds):
+    """Returns the key that is typed within so many seconds, or ""; at the end of the input, q."""
+    if not select.select([sys.stdin], [], [], seconds)[0]:
+        return ""
+    return os.read(sys.stdin.fileno(), 1).decode(errors="ignore") or "q"
+
+
+def version():
+    """Returns the version of this repository."""
+    command = ["git", "describe", "--always", "--dirty", "--tags"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return result.stdout.strip() or "unknown"
+
+
+class Progress:
+    """Which exercises are passed, each with the version at which, and where the learner is."""
+
+    def __init__(self, exercises, folder):
+        self.exercises = exercises
+        self.file = folder / "progress.json"
+        read = json.loads(self.file.read_text()) if self.file.exists() else {}
+        self.passed = read.get("passed", {})
+        self.at = read.get("at", "")
+
+    def write(self):
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        self.file.write_text(json.dumps({"passed": self.passed, "at": self.at}, indent=1) + "\n")
+
+    def marks(self, stage):
+        """Returns a line with a mark for each exercise of a script."""
+        keys = [exercise.key for exercise in self.exercises if exercise.stage == stage]
+        marks = ["✓" if k in self.passed else ">" if k == self.at else "." for k in keys]
+        return f"  {stage:30}{' '.join(marks)}"
+
+    def overview(self):
+        count = sum(exercise.key in self.passed for exercise in self.exercises)
+        return f"{count} of {len(self.exercises)} exercises passed"
+
+    def following(self, kind, skip=False):
+        """Returns the first exercise of a kind that is open, from where the learner is, or None."""
+        keys = [exercise.key for exercise in self.exercises]
+        start = keys.index(self.at) + skip if self.at in keys else 0
+        from_here = self.exercises[start:] + self.exercises[:start]
+        still_open = (e for e in from_here if isinstance(e, kind) and e.key not in self.passed)
+        return next(still_open, None)
+
+    def report(self):
+        """Writes a file that says what is passed."""
+        lines = [self.overview()]
+        for key in (exercise.key for exercise in self.exercises):
+            at = self.passed.get(key)
+            lines.append(f"{key}: {f'passed at version {at}' if at else 'not passed'}")
+        file = self.file.with_name("report.txt")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("\n".join(lines) + "\n")
+        print(f"{file} says what is passed, and at which version.")
+
+
+class Attempt:
+    """An exercise with a file, which is judged at each save until it passes or is left."""
+
+    def __init__(self, exercise, folder):
+        self.exercise = exercise
+        self.file = exercise.write(folder)
+        self.hints = iter(exercise.hints(folder))
+        self.judged = self.saved()
+        self.left = ""  # the key that leaves it
+
+    def saved(self):
+        """Returns when the file was saved; 0 while an editor replaces it."""
+        return self.file.stat().st_mtime_ns if self.file.exists() else 0
+
+    def interrupted(self, seconds=0.0):
+        """Handles a key; returns whether it leaves the exercise, or the file is a new one."""
+        typed = key(seconds)
+        if typed == "h":
+            say(next(self.hints, "There are no more hints."))
+        elif typed == "s":
+            say(f"It is about {self.exercise.about}.")
+        elif typed and typed in "nq":
+            self.left = typed
+        return bool(self.left) or self.saved() not in (0, self.judged)
+
+    def run(self):
+        """Returns "passed", or the key that leaves it."""
+        from tools.judge.checks import judge, toy_task  # which imports torch
+
+        say(f"Edit {self.file}: each save is judged.")
+        say(KEYS)
+        terminal = termios.tcgetattr(sys.stdin)
+        tty.setcbreak(sys.stdin)  # keys come without Enter
+        try:
+            while not self.left:
+                if self.interrupted(0.2) and not self.left:
+                    self.judged = self.saved()
+                    print()
+                    with tempfile.TemporaryDirectory() as folder:
+                        stage, check = self.exercise.stage, self.exercise.check
+                        arguments = stage, self.file, toy_task, Path(folder), check
+                        if judge(*arguments, self.interrupted) == []:
+                            return "passed"
+        finally:
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, terminal)
+        return self.left
+
+
+def ask(exercise):
+    """Asks for a prediction, and runs what it is about; returns "passed", or the key to leave."""
+    choices = exercise.choices.split(", ")
+    say(f"Type {' or '.join(choices)}, and Enter.")
+    say(KEYS)
+    typed = ""
+    while typed not in choices and not (choices == ["a number"] and typed.isdigit()):
+        if typed in ("n", "q"):
+            return typed
+        if typed in ("h", "s"):
+            say(f"It is about {exercise.about}.")
+        try:
+            typed = input("  > ").strip().lower()
+        except EOFError:
+            typed = "q"
+    found = exercise.answer()
+    print()
+    say(f"You said {typed}, and it is {found}. {exercise.why}")
+    return "passed"
+
+
+def learn(progress, folder):
+    """Goes through the exercises until all are passed, or the learner quits."""
+    exercise = progress.following(object)
+    while exercise:
+        progress.at = exercise.key
+        progress.write()
+        print(f"\n{exercise.kind.capitalize()}\n{progress.marks(exercise.stage)}\n")
+        say(exercise.task)
+        result = ask(exercise) if isinstance(exercise, Predict) else Attempt(exercise, folder).run()
+        if result == "q":
+            return
+        if result == "passed":
+            progress.passed[exercise.key] = version()
+        exercise = progress.following(object, skip=True)
+        progress.write()
+    print(f"\n{progress.overview()}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--report", action="store_true", help="write what is passed into a file")
+    parser.add_argument("--folder", type=Path, default=Path("exercises"), help="of your files")
+    args = parser.parse_args()
+    progress = Progress(read_exercises(), args.folder)
+    if args.report:
+        progress.report()
+        return
+    print(f"{progress.overview()}\n")
+    for stage in dict.fromkeys(exercise.stage for exercise in progress.exercises):
+        print(progress.marks(stage))
+    if not sys.stdin.isatty():
+        if exercise := progress.following(FileExercise):
+            say(f"\nNext: {exercise.task}")
+            print("\nThis is no terminal. Edit the file, and have it judged by")
+            print(f"  make check STAGE={exercise.stage} FILE={exercise.write(args.folder)}")
+        return
+    from tools.launch.jobs import SERVERS  # which imports torch
+
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # as the judge runs scripts
+    for server in SERVERS:  # which load torch while the learner reads
+        server.ensure_running()
+    end_at_signals()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        learn(progress, args.folder)
+    except KeyboardInterrupt:
+        print()
+
+
+if __name__ == "__main__":
+    main()
