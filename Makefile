@@ -7,7 +7,7 @@ export OMP_NUM_THREADS ?= 1
 COG := -I . -p "from tools.pages.fences import essential, faulty, fence, line_numbers, step, table, tree" \
   README.md docs/*.md docs/*/*.md
 
-SHELL_FILES := $(filter-out slurm/site.sh,$(wildcard slurm/*.sbatch slurm/*.sh schedulers/*.sh .ci/*))
+SHELL_FILES := $(filter-out slurm/site.sh,$(wildcard slurm/*.sbatch slurm/*.sh slurm/sites/*.sh schedulers/*.sh .ci/*))
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*##/make \1 \t/p' Makefile

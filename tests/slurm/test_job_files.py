@@ -49,3 +49,27 @@ def test_job_file_alone(name, tmp_path):
     (tmp_path / "slurm" / "site.sh").write_text(snippet("containers.md", "module load"))
     result = run("bash", "-c", PRETEND_SLURM, ROOT / name, folder=tmp_path)
     assert re.match(r"module load .*\n(.*\n)*network ib0\n", result.stdout), result
+
+
+SITES = sorted((ROOT / "slurm" / "sites").glob("*.sh"), key=lambda path: path.name)
+PRETEND_SITE = """
+set -eo pipefail
+module() { :; }
+conda() { :; }
+. "$0"
+PATH=$1 srun --label --ntasks=2 torchrun --nnodes=2 train.py
+"""
+
+
+@pytest.mark.parametrize("path", SITES, ids=lambda path: path.stem)
+def test_site(path, tmp_path):
+    """The lines of a center are sourced as site.sh, name their source, and start torchrun."""
+    (tmp_path / "srun").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "srun").chmod(0o755)
+    result = run("bash", "-c", PRETEND_SITE, path, f"{tmp_path}:/usr/bin:/bin")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("--label --ntasks=2 ")
+    assert result.stdout.endswith(" torchrun --nnodes=2 train.py\n")
+    assert re.search(
+        r"# Read, not run\..*https://.*\((\w+ \d+, 20\d\d)\)", path.read_text(), re.DOTALL
+    )
