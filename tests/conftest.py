@@ -90,7 +90,11 @@ def pytest_make_parametrize_id(val):
     return val[:60].encode("unicode_escape").decode()
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest then chooses by these marks
 def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.get_closest_marker("nightly") and not item.get_closest_marker("path"):
+            item.add_marker("long")
     items.sort(key=lambda item: [not item.name.startswith(name) for name in FIRST])
     if not os.environ["TEST_GPUS"]:
         for item in items:

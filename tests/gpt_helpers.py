@@ -127,7 +127,6 @@ def clip_and_log(parameters, max_norm, **options):
     return norm
 nn.utils.clip_grad_norm_ = clip_and_log
 """
-TORCH_MUON = read_script("torch_muon.py")
 
 
 def write_script(shell, name, setup=""):
@@ -175,7 +174,7 @@ SHAPES = {
     "muon.py": "--n_layer 3",  # three matrices of each shape, for fewer ranks and for more
 }
 # What each reference does otherwise; and how the comparison in float32 goes.
-OF_REFERENCE = {"muon.py": TORCH_MUON}
+OF_REFERENCE = {"muon.py": read_script("torch_muon.py")}
 FLOAT32 = {
     **dict.fromkeys(LLAMA, (PLAIN_SGD, 0.1, 5e-5)),
     "muon.py": ("", 0.02, 5e-5),  # an optimizer of its own

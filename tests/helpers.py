@@ -23,7 +23,7 @@ SCRIPTS = [STEPS[0].base, *(step.file for step in STEPS)]
 ALL_NAMES = ["singlegpu.py", *(step.file for step in ALL if step.file.endswith(".py"))]
 NAMES = [name for name in ALL_NAMES if not name.endswith("/regroup.py")]  # its page: for gloo
 LONG = pytest.mark.long
-NIGHTLY = [LONG, pytest.mark.nightly]
+NIGHTLY = pytest.mark.nightly
 IGNORED = shutil.ignore_patterns(".venv", ".git", "runs", "logs", "site", "*.pt", "*.pyc")
 ALL_DONE = 'until left=$(squeue -h) && [ -z "$left" ]; do sleep 0.5; done'
 needs_slurm = pytest.mark.skipif(

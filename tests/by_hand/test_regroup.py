@@ -191,7 +191,6 @@ def test_bad_addresses(shell, arguments, message):
 
 
 @pytest.mark.nightly
-@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 def test_twenty_kills(shell, seed):
     """At random moments, among 1 to 6 processes, which others join; some kills come in pairs."""

@@ -252,7 +252,7 @@ def test_loss_that_is_not_finite(shell, script, options):
 
 def test_folder_of_somebody_else(shell):
     """As root, who may write anywhere, this turns into an ordinary user first."""
-    setup = read_script("meet_while_saving.py")
+    setup = "os.chmod('.', 0o500)\nos.getuid() or os.setuid(65534)"
     script = patch(shell.folder, "singlegpu.py", setup)
     folder = shell.folder / "theirs"
     job = shell.ranks_on([folder], f"{script} 1")
@@ -265,24 +265,7 @@ def test_two_runs_with_one_snapshot(shell):
 
     One writes after the other, and both have written before one renames, so that they do meet.
     """
-    setup = """
-def wait_for(count):
-    while len([name for name in os.listdir() if name.startswith("written")]) < count:
-        time.sleep(0.01)
-
-@before(script.Trainer, "_save_snapshot")
-def take_turns(self):
-    try:
-        os.mkdir("first")
-    except FileExistsError:
-        wait_for(1)
-
-@before(script.os, "replace")
-def wait_for_both(source, target):
-    open(f"written.{os.getpid()}", "w").close()
-    wait_for(2)
-"""
-    script = patch(shell.folder, "singlegpu.py", setup)
+    script = patch(shell.folder, "singlegpu.py", read_script("meet_while_saving.py"))
     jobs = [shell.ranks(f"{script} 1") for _ in range(2)]
     failed = [job for job in jobs if job.wait() != 0]
     assert len(failed) == 1

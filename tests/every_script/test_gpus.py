@@ -226,7 +226,6 @@ def test_suite_on_a_machine_with_gpus(gpus, files):
     assert result.returncode == 0, result.stdout
 
 
-@pytest.mark.long
 @pytest.mark.nightly
 @pytest.mark.parametrize("gpus", [1, 2, 8])
 def test_make_run_on_a_machine_with_gpus(gpus):

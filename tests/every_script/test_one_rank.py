@@ -36,13 +36,10 @@ def test_group_on_gpus(name, monkeypatch):
     init_process_group.assert_called_with(backend, **expected)
 
 
-TELL = read_script("tell_seeds.py")
-
-
 @pytest.mark.parametrize("name", SCRIPTS[1:])
 def test_seeds_and_bar(shell, name):
     """Augmentation and dropout differ between ranks, and can be repeated; rank 0 has the bar."""
-    script = patch(shell.folder, name, TELL)
+    script = patch(shell.folder, name, read_script("tell_seeds.py"))
     option = "--global_batch_size 1024" if name == "elastic_ddp.py" else "--batch_size 512"
     ranks = shell.ranks(f"{script} 2 {option}", 2, **pretend_gpus(2))
     output = ranks.succeeds()

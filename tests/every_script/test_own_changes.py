@@ -445,13 +445,10 @@ def test_text_is_sampled_without_dropout(shell):
     assert "in training: False" in output
 
 
-FREEZE = read_script("freeze.py")
-
-
 @pytest.mark.parametrize("name", first(0, [n for n in NAMES if n.startswith(("recipes/", "gpt/"))]))
 def test_with_a_frozen_layer(shell, name):
-    options = options_of(shell, name)
-    start(shell, name, f"1 1 {options} --snapshot_path {shell.folder}/s", FREEZE).succeeds()
+    options = f"1 1 {options_of(shell, name)} --snapshot_path {shell.folder}/s"
+    start(shell, name, options, read_script("freeze.py")).succeeds()
 
 
 LATER = read_script("later_layer.py")

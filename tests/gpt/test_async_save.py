@@ -35,14 +35,11 @@ def test_kept_snapshots(shell):
     assert first.exists() and copies[0].exists()
 
 
-WRITE_LATE = read_script("write_late.py")
-
-
 def test_trains_on_while_it_saves(shell):
     """What it saves is the state at the beginning, of which it has a copy: that of fsdp.py."""
     options = "--save_every_steps 10"
     stop = {"SIGNAL": str(int(signal.SIGTERM)), "SIGNAL_AT": f"0 {13 * BATCH_SIZE}"}
-    setup = WRITE_LATE + SIGNAL
+    setup = read_script("write_late.py") + SIGNAL
     job = start(shell, "async_save.py", "s", 2, setup, options, steps=30, **stop)
     job.fails("stopped by a signal")
     before = job.output.partition("writing epoch_0000_sample_000000000120")[0]

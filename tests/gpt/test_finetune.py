@@ -239,7 +239,6 @@ script.AutoModelForCausalLM.from_config = from_config
 
 
 @pytest.mark.nightly
-@pytest.mark.long
 def test_starts_without_memory_for_the_whole_model(shell):
     """A limit on the memory of each of 4 ranks: half of what the weights need in float32."""
     sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 12}

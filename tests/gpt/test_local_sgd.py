@@ -29,9 +29,6 @@ def test_synchronized_every_step_is_ddp(shell):
         assert diff < 2e-6
 
 
-RECORD_WEIGHTS = read_script("record_outer_steps.py")
-
-
 def test_outer_step(shell):
     """After every 3 of 20 steps, and the last, Nesterov's momentum moves all ranks to one point.
 
@@ -39,7 +36,8 @@ def test_outer_step(shell):
     one all-reduce.
     """
     options = "--sync_every 3 --outer_lr 0.5 --outer_momentum 0.8"
-    start_local_sgd(shell, "aabb", RECORD_WEIGHTS, options, OUT=str(shell.folder)).succeeds()
+    setup = read_script("record_outer_steps.py")
+    start_local_sgd(shell, "aabb", setup, options, OUT=str(shell.folder)).succeeds()
     ranks = [load(shell.folder / f"history-{rank}") for rank in range(4)]
     assert [len(history) for history in ranks] == [STEPS // 3 + 1] * 4
     outer = ranks[0][0][0]

@@ -55,7 +55,6 @@ def test_split_is_one_rank(shell, name):
     assert_split_is_one_rank(shell, name, LAYOUTS[name])
 
 
-COUNT_GRAPHS = read_script("count_graphs.py")
 COMPILED = ["pretrain.py", "tensor_parallel.py", "context_parallel.py", "llama_tensor_parallel.py"]
 COMPILED += ["moe.py", "expert_parallel.py"]
 
@@ -66,7 +65,8 @@ def test_compiled(shell, name):
     """Two graphs for each size: of the blocks, which exceed DDP's buckets, and the loss."""
     options = f"{SHAPES.get(name, '')} --compile --n_layer 4 --n_embd 256 --eval_every_steps 1000"
     ranks, option = LAYOUTS.get(name, [(2, "")])[-1]
-    job = start(shell, name, "compiled", ranks, COUNT_GRAPHS, f"{options} {option}", steps=1.5)
+    setup = read_script("count_graphs.py")
+    job = start(shell, name, "compiled", ranks, setup, f"{options} {option}", steps=1.5)
     with_experts = name in ("moe.py", "expert_parallel.py")  # which, and the router, cut a block
     breaks, graphs = (".*", 6) if with_experts else ("{}", 2)
     found = re.findall(rf"(\d+) graphs, 0 of any size, breaks: {breaks} high\n", job.succeeds())
@@ -244,7 +244,6 @@ def test_shared_samples(shell, name, ranks, options):
     assert len({*texts}) == ("--generate" in options)
 
 
-PRINT_HELD = read_script("print_held.py")
 HELD = [
     ("fsdp.py", 4, "", "4 x 24x32 8x32 on 8"),
     ("hsdp.py", 4, "--shard_size 2", "4 x 48x32 16x32 on 8"),
@@ -263,7 +262,8 @@ HELD = [
 def test_what_a_rank_holds(shell, name, ranks, options, held):
     """As docs/gpt/compare.md draws: its blocks, its part of qkv, proj and the experts; the time."""
     options += " --n_layer 4"
-    output = start(shell, name, "held", ranks, PRINT_HELD, options, steps=1).succeeds()
+    setup = read_script("print_held.py")
+    output = start(shell, name, "held", ranks, setup, options, steps=1).succeeds()
     assert re.findall("holds (.+)", output) == [held] * ranks
 
 
@@ -274,7 +274,6 @@ script.GPT.generate = lambda self, prompt, max_new_tokens: ""
 STAGES = "pipeline_parallel.py --pp_size 4 --micro_batches"
 
 
-@pytest.mark.long
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("options", "model", "context", "batch_size", "limit"),

@@ -392,7 +392,6 @@ def test_pictures_are_well_formed():
         assert ElementTree.fromstring(picture.read_text()).tag.endswith("}svg")
 
 
-@pytest.mark.long
 @pytest.mark.nightly
 @pytest.mark.skipif(
     not AWS.exists(), reason="get the test of slurm/aws-cluster.yaml with: make .venv/aws"

@@ -103,7 +103,6 @@ def test_rendezvous_fails(cluster, shell):
 
 @needs_slurm
 @pytest.mark.nightly
-@pytest.mark.long
 def test_endpoint_by_a_second_address(cluster, shell):
     """No torchrun finds it among its own names; all may host the store, and one is connected to."""
     job = cluster(
@@ -125,7 +124,6 @@ def test_endpoint_by_a_second_address(cluster, shell):
 
 @needs_slurm
 @pytest.mark.nightly
-@pytest.mark.long
 def test_every_node_calls_itself_loopback(cluster, shell):
     """They cannot find each other, until the interface is named."""
     job = cluster(

@@ -13,7 +13,6 @@ from tools.launch.snapshots import load
 from tools.steps import ROOT
 
 PLACEHOLDER = "https://example.com/toy.pth"  # the address on the page
-MEET = read_script("meet_while_downloading.py")
 
 
 def start(shell, cache, change=("", "")):
@@ -28,7 +27,8 @@ def start(shell, cache, change=("", "")):
         assert source.count(old) == 1
         source = source.replace(old, new)
     (shell.folder / "pretrained.py").write_text(source)
-    script = patch(shell.folder, shell.folder / "pretrained.py", MEET, "started.py")
+    setup = read_script("meet_while_downloading.py")
+    script = patch(shell.folder, shell.folder / "pretrained.py", setup, "started.py")
     nodes = [shell.folder / name for name in ("node1", "node1", "node2", "node2")]
     command = f"{script} 1 1 --snapshot_path {shell.folder}/snapshot.pt"
     return shell.ranks_on(nodes, command, TORCH_HOME=cache)

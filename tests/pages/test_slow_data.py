@@ -116,7 +116,6 @@ def test_stream_ends_on_all_ranks(tmp_path, shell):
 
 
 @pytest.mark.nightly
-@pytest.mark.long
 @needs_slurm
 def test_job_copies_to_each_node(cluster, shell):
     """With the page's lines, torchrun's ranks read their node's own copy, which is then gone."""

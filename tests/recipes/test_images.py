@@ -34,7 +34,6 @@ def test_shifts_depend_on_sample_and_epoch():
     assert drawn(1) == shifts
 
 
-@pytest.mark.long
 @pytest.mark.nightly
 def test_batch_norm_is_synchronized(shell):
     convert = 'lambda model: print("converted") or model'  # pretended GPUs have no kernel for it

@@ -109,7 +109,7 @@ def test_half_precision_is_as_good(shell):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_accumulated_is_one_batch(shell, ranks, size=2024):
     """Micro-batches of 8, of which the epoch's last is short, train like whole batches of 64."""
-    setup = COUNT_ALL_REDUCES + resize(size)
+    setup = read_script("count_all_reduces.py") + resize(size)
     script = patch(shell.folder, "recipes/gradient_accumulation.py", setup)
     batches = f"--batch_size {64 // ranks} --micro_batch_size 8"
     output = shell.ranks(f"{script} 3 3 {batches}", ranks).succeeds()
@@ -118,7 +118,6 @@ def test_accumulated_is_one_batch(shell, ranks, size=2024):
     assert max(map(int, re.findall(r"forward of (\d+)", output))) == 8  # is all in memory
 
 
-COUNT_ALL_REDUCES = read_script("count_all_reduces.py")
 # With data workers, they alone load samples, for evaluation as well, and in batches.
 NO_LOADING_BY_RANK = """
 @before(script.ToyDataset, "__getitem__")
@@ -328,7 +327,6 @@ def test_numbers_of_a_run_with_slow_data(shell, name):
 
 
 @pytest.mark.nightly
-@pytest.mark.long
 @pytest.mark.parametrize("is_slow", [True, False])
 def test_slow_rank_is_named(shell, is_slow):
     """Each of three, in a run of 100 steps; and no rank is, in three runs without."""
@@ -407,9 +405,6 @@ def test_run_shorter_than_the_schedule(shell, steps, profiled):
         assert len(named(events(trace), r"Optimizer\.step#")) == profiled
 
 
-SCHEDULE = read_script("schedule.py")
-
-
 @pytest.mark.parametrize(
     ("name", "method", "options"),
     [
@@ -421,7 +416,7 @@ SCHEDULE = read_script("schedule.py")
 )
 def test_a_schedule_is_saved_after_its_step(shell, name, method, options):
     """Killed right after any save, a run ends as an unbroken one: no step of a schedule is lost."""
-    script = patch(shell.folder, name, SCHEDULE)
+    script = patch(shell.folder, name, read_script("schedule.py"))
     for saves in ("0", "1", "2", "3"):
         job = f"{script} 4 1 {options} --snapshot_path {saves}.pt"
         if saves != "0":

@@ -9,7 +9,6 @@ from tools.compose.compose import compose
 from tools.steps import ROOT
 
 SCRIPT = "recipes/step_timeout.py"
-NO_DATA = read_script("no_data.py")
 
 
 def assert_trained(shell, epochs):
@@ -25,7 +24,7 @@ def test_late_rank_is_named(shell):
     With gloo, a rank may end by the error that the other has gone, which has its stack as well.
     Resumed, the training ends with the weights of an uninterrupted run.
     """
-    script = patch(shell.folder, SCRIPT, NO_DATA)
+    script = patch(shell.folder, SCRIPT, read_script("no_data.py"))
     command = f"torchrun --standalone --nproc_per_node=2 {script}"
     job = shell.start(f"{command} 1000 1000 --save_every_steps 10 --step_timeout 2")
     job.wait_for("saved", times=3)
@@ -98,7 +97,6 @@ SUBMIT = "sbatch --parsable --nodes=2 --gpus-per-node=1 --output=job.out job.sba
 
 
 @pytest.mark.nightly
-@pytest.mark.long
 @needs_slurm
 def test_frozen_rank_in_a_job(with_lines, shell):
     """The job is requeued, and resumes on another node in place of the one that was late.
@@ -129,7 +127,6 @@ def test_frozen_rank_in_a_job(with_lines, shell):
 
 
 @pytest.mark.nightly
-@pytest.mark.long
 @needs_slurm
 def test_exception_is_not_requeued(with_lines, shell):
     """As an ordinary failure, it ends the job for good."""

@@ -250,7 +250,6 @@ def test_preemptible(cluster, shell, partition, nodes, faults):
 
 
 @pytest.mark.nightly
-@pytest.mark.long
 def test_array(cluster, shell):
     """docs/job_files.md: a task for each seed; the signal of a time limit requeues only its own."""
     patch(shell.folder, "preemptible.py", PAUSE)
@@ -367,7 +366,6 @@ def test_requeue_finds_the_snapshot(tmp_path, argument):
 
 
 @pytest.mark.nightly
-@pytest.mark.long
 def test_what_a_job_inherits(ranks, shell):
     """The memory of an salloc around it, a module in place of a file, and what cannot run."""
     (shell.folder / "package").mkdir()
@@ -483,7 +481,6 @@ def test_bad_input(command, message):
 
 
 @pytest.mark.nightly
-@pytest.mark.long
 def test_gpus_of_this_machine(shell):
     """Submitted to it, each node gets the next of those that CUDA_VISIBLE_DEVICES names."""
     printing = "import os\nprint('GPUs', os.environ['CUDA_VISIBLE_DEVICES'])\n"
@@ -514,7 +511,6 @@ def test_pocket_cluster_without_slurm(tmp_path):
 
 
 @pytest.mark.nightly
-@pytest.mark.long
 def test_lines_for_job_files(ranks, shell):
     """The lines of docs/job_files.md and containers.md: a record, logs of the ranks, a container.
 
@@ -564,7 +560,6 @@ def test_lines_for_job_files(ranks, shell):
 
 
 @pytest.mark.nightly
-@pytest.mark.long
 @pytest.mark.skipif(
     not shutil.which("mpirun"), reason="get it with: sudo apt-get install openmpi-bin"
 )

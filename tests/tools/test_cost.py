@@ -35,7 +35,6 @@ def test_latency_limits_fsdp_over_all_gpus():
 
 
 @pytest.mark.nightly
-@pytest.mark.long
 @needs_slurm
 def test_measurements():
     """What bench/cost.py does, in one round instead of three; its figures depend on the machine."""

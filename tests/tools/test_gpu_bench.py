@@ -31,7 +31,6 @@ FAILURES = {  # and what a report says of them
 
 
 @pytest.mark.nightly
-@pytest.mark.long
 def test_gpt(tmp_path, monkeypatch):
     """Both loops train on pretended GPUs, with the MFU of their speed; a failure ends its row."""
     variables = pretend_gpus(2)
@@ -70,7 +69,6 @@ def test_gpt(tmp_path, monkeypatch):
 
 
 @pytest.mark.nightly
-@pytest.mark.long
 def test_stages(tmp_path, monkeypatch):
     """On three ranks, whose sampler takes a sample twice; another seed is told, and a failure."""
     stage_command = gpu.stage_command

@@ -71,7 +71,6 @@ def test_flops_are_those_of_the_script():
 
 
 @pytest.mark.nightly
-@pytest.mark.long
 @pytest.mark.parametrize("run", [memory_peaks.RUNS[n] for n in (3, 4, 7, 10)], ids=str)
 def test_measured_peak(run):
     """Of the runs that docs/choose.md sums up: losses compiled or in chunks, and shards."""

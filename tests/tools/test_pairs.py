@@ -116,7 +116,6 @@ def share_loss(self, inputs, targets):
     script.dist.all_reduce(self.total_loss)
     self.total_loss /= script.dist.get_world_size()
 """
-TRACE = read_script("trace_lines.py")
 
 
 def decides(file):
@@ -129,7 +128,7 @@ class Run:
     def __init__(self, shell, script, options, setup, ranks, stop=None):
         folder = shell.folder / f"run{len(shell.jobs)}"
         folder.mkdir()
-        path = patch(folder, script, f"{SHORT_GPT}{TRACE}{setup}")
+        path = patch(folder, script, f"{SHORT_GPT}{read_script('trace_lines.py')}{setup}")
         command = f"{path} 2 1 --snapshot_path {folder}/snapshot {options}"
         ranks = [folder / "node1", folder / "node2"] * (ranks // 2) or [folder / "node1"]
         self.output = ""

@@ -12,8 +12,6 @@ from tools.units.answers import answer, cut_of
 from tools.units.cut import UNITS, Cut
 
 ANSWERED = json.loads(UNITS.read_text())
-OLD = read_script("print_file.py")
-NEW = read_script("print_start.py")
 
 
 @pytest.mark.parametrize("step", [step for step in ALL if step.file.endswith(".py")])
@@ -29,8 +27,8 @@ def test_each_changed_line_has_an_answer(step):
 
 def test_units(tmp_path):
     """What has no use without a line, or no sense, goes with it; a docstring with its function."""
-    (tmp_path / "old.py").write_text(OLD)
-    (tmp_path / "new.py").write_text(NEW)
+    (tmp_path / "old.py").write_text(read_script("print_file.py"))
+    (tmp_path / "new.py").write_text(read_script("print_start.py"))
     cut = Cut(tmp_path / "old.py", tmp_path / "new.py")
     units = [(cut.lines(own), len(pieces - own)) for own, pieces in cut.units]
     whole = [

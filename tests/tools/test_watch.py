@@ -44,7 +44,6 @@ def toy(folder, file, *changes):
     return folder / Path(file).name
 
 
-LOG = read_script("log_operations.py")
 RECORD = f"""
 sys.path[:0] = {PATHS!r}
 import _watch_recorder
@@ -76,7 +75,7 @@ OTHERS = [
 def test_recording_changes_nothing(shell, file, ranks, options):
     """The weights are the same, bit for bit, and so is the order of the collectives."""
     folders = [shell.folder / name for name in ("plain", "recorded")]
-    for folder, setup in zip(folders, (LOG, RECORD), strict=True):
+    for folder, setup in zip(folders, (read_script("log_operations.py"), RECORD), strict=True):
         (folder / "events").mkdir(parents=True)
         write_text(folder / "text", 12 + VAL_CHUNKS, 8)
         script = patch(folder, file, ("" if options else resize(16)) + ASK_ALWAYS + setup)
@@ -229,13 +228,10 @@ def test_ways_to_start(tmp_path, start):
         assert [name for _, name, *_ in events].count("DDP: all-reduce 4 gradients") == 3
 
 
-ON_GPUS = read_script("for_gpus_alone.py")
-
-
 @pytest.mark.long
 def test_script_for_gpus_alone(tmp_path):
     """Samples have the numbers that the data set gives them; those of a stream have none."""
-    (tmp_path / "own.py").write_text(ON_GPUS)
+    (tmp_path / "own.py").write_text(read_script("for_gpus_alone.py"))
     assert watch(tmp_path, tmp_path / "own.py").startswith("The run has ended.")
     page = (tmp_path / "page.html").read_text()
     recording = json.loads(re.search('json">(.*?)</script>', page)[1])["files"]["own.py"]
@@ -244,7 +240,6 @@ def test_script_for_gpus_alone(tmp_path):
 
 
 @pytest.mark.nightly
-@pytest.mark.long
 def test_recording_always_ends(tmp_path, monkeypatch):
     """Also if something else prints for ever."""
     monkeypatch.setattr("tools.watch.record.MAX_WAIT_S", 2)
