@@ -197,7 +197,8 @@ def main():
         print(progress.marks(stage))
     if not sys.stdin.isatty():
         if exercise := progress.following(FileExercise):
-            say(f"\nNext: {exercise.task}")
+            print()
+            say(f"Next: {exercise.task}")
             print("\nThis is no terminal. Edit the file, and have it judged by")
             print(f"  make check STAGE={exercise.stage} FILE={exercise.write(args.folder)}")
         return
