@@ -130,9 +130,9 @@ class Judge:
     def straight(self):
         if not self.forks:
             return self.run(EPOCHS, "straight", launchers=self.stage.launchers)
-        if len(self.stage.launchers) == 1 or self.stage.reference:  # which has its text in a folder
-            return self.run(EPOCHS, "straight")
-        nodes = [f"node{number}" for number in range(self.stage.processes)]
+        nodes = []
+        if len(self.stage.launchers) > 1 and not self.stage.reference:
+            nodes = ["node1", "node2"]  # each rank has local rank 0, as where torchrun starts them
         return self.run(EPOCHS, self.folder / "straight", nodes=nodes)
 
     @functools.cached_property
@@ -616,17 +616,12 @@ class Judge:
             )
 
 
-def plain(text):
-    """Returns a text of a page without Markdown's links, but with the pages that they name."""
-    text = re.sub(r"\[([^]]+)\]\((?:#|https?:)\S*\)", r"\1", " ".join(text.split()))
-    return re.sub(r"\[([^]]+)\]\((\S+?\.md)\S*\)", r'"\1" (docs/\2)', text)
-
-
 def explanation(check):
     """Returns the title and the text of a check on docs/check.md, without Markdown."""
     text = (ROOT / "docs" / "check.md").read_text()
     title, body = re.search(rf"^## {check}: (.*)\n\n((?:.+\n)+)", text, re.M).groups()
-    return title, plain(body)
+    body = re.sub(r"\[([^]]+)\]\(#\S*\)", r"\1", body.replace("\n", " "))
+    return title, re.sub(r"\[([^]]+)\]\((\S+?\.md)\S*\)", r'"\1" (docs/\2)', body)
 
 
 def in_order(checks, first):
@@ -644,7 +639,7 @@ def show(line, final=False):
         print(line, flush=True)
 
 
-def judge(name, file, task, folder, first="", interrupted=bool):
+def judge(name, file, task, folder, first="", interrupted=None):
     """Prints what each check of a stage sees; returns the names of those that fail.
 
     With `first`, it judges this check first, without a launcher where it can, and ends with the
@@ -657,7 +652,7 @@ def judge(name, file, task, folder, first="", interrupted=bool):
     failed = []
     try:
         for check in in_order(STAGES[name].checks.split(), first):
-            if interrupted():
+            if interrupted and interrupted():
                 return None
             title, why = explanation(check)
             if (FIRST | NEEDED.get(check, set())) & {*failed}:

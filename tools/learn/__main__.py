@@ -19,7 +19,7 @@ import tty
 from pathlib import Path
 
 from tools.launch.scripts import end_at_signals
-from tools.learn.exercises import FileExercise, Predict, read_exercises
+from tools.learn.exercises import Exercise, FileExercise, Predict, read_exercises
 from tools.steps import ROOT
 
 KEYS = "h: hint   s: what it is about   n: skip   q: quit"
@@ -60,33 +60,33 @@ class Progress:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         self.file.write_text(json.dumps({"passed": self.passed, "at": self.at}, indent=1) + "\n")
 
+    def mark(self, exercise):
+        if exercise.key in self.passed:
+            return "✓"
+        return ">" if exercise.place == self.at else "."
+
     def marks(self, stage):
         """Returns a line with a mark for each exercise of a script."""
-        keys = [exercise.key for exercise in self.exercises if exercise.stage == stage]
-        marks = ["✓" if k in self.passed else ">" if k == self.at else "." for k in keys]
-        return f"  {stage:30}{' '.join(marks)}"
+        return f"  {stage:30}" + " ".join(self.mark(e) for e in self.exercises if e.stage == stage)
 
     def overview(self):
         count = sum(exercise.key in self.passed for exercise in self.exercises)
         return f"{count} of {len(self.exercises)} exercises passed"
 
-    def following(self, kind, skip=False):
+    def following(self, kind=Exercise, skip=False):
         """Returns the first exercise of a kind that is open, from where the learner is, or None."""
-        keys = [exercise.key for exercise in self.exercises]
-        start = keys.index(self.at) + skip if self.at in keys else 0
+        places = [exercise.place for exercise in self.exercises]
+        start = places.index(self.at) + skip if self.at in places else 0
         from_here = self.exercises[start:] + self.exercises[:start]
         still_open = (e for e in from_here if isinstance(e, kind) and e.key not in self.passed)
         return next(still_open, None)
 
     def report(self):
-        """Writes a file that says what is passed."""
-        lines = [self.overview()]
-        for key in (exercise.key for exercise in self.exercises):
-            at = self.passed.get(key)
-            lines.append(f"{key}: {f'passed at version {at}' if at else 'not passed'}")
+        """Writes a file that says what is passed; the names of others would give them away."""
+        lines = [f"{name}: passed at version {at}" for name, at in self.passed.items()]
         file = self.file.with_name("report.txt")
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("\n".join(lines) + "\n")
+        file.write_text("\n".join([self.overview(), *lines]) + "\n")
         print(f"{file} says what is passed, and at which version.")
 
 
@@ -102,7 +102,10 @@ class Attempt:
 
     def saved(self):
         """Returns when the file was saved; 0 while an editor replaces it."""
-        return self.file.stat().st_mtime_ns if self.file.exists() else 0
+        try:
+            return self.file.stat().st_mtime_ns
+        except FileNotFoundError:
+            return 0
 
     def interrupted(self, seconds=0.0):
         """Handles a key; returns whether it leaves the exercise, or the file is a new one."""
@@ -115,27 +118,30 @@ class Attempt:
             self.left = typed
         return bool(self.left) or self.saved() not in (0, self.judged)
 
-    def run(self):
-        """Returns "passed", or the key that leaves it."""
+    def passes(self):
+        """Judges the file as it is now."""
         from tools.judge.checks import judge, toy_task  # which imports torch
 
+        self.judged = self.saved()
+        print()
+        stage, check = self.exercise.stage, self.exercise.check
+        with tempfile.TemporaryDirectory() as folder:
+            failed = judge(stage, self.file, toy_task, Path(folder), check, self.interrupted)
+        return failed == []
+
+    def run(self):
+        """Returns "passed", or the key that leaves it."""
         say(f"Edit {self.file}: each save is judged.")
         say(KEYS)
         terminal = termios.tcgetattr(sys.stdin)
         tty.setcbreak(sys.stdin)  # keys come without Enter
         try:
             while not self.left:
-                if self.interrupted(0.2) and not self.left:
-                    self.judged = self.saved()
-                    print()
-                    with tempfile.TemporaryDirectory() as folder:
-                        stage, check = self.exercise.stage, self.exercise.check
-                        arguments = stage, self.file, toy_task, Path(folder), check
-                        if judge(*arguments, self.interrupted) == []:
-                            return "passed"
+                if self.interrupted(0.2) and not self.left and self.passes():
+                    return "passed"
+            return self.left
         finally:
             termios.tcsetattr(sys.stdin, termios.TCSADRAIN, terminal)
-        return self.left
 
 
 def ask(exercise):
@@ -161,9 +167,9 @@ def ask(exercise):
 
 def learn(progress, folder):
     """Goes through the exercises until all are passed, or the learner quits."""
-    exercise = progress.following(object)
+    exercise = progress.following()
     while exercise:
-        progress.at = exercise.key
+        progress.at = exercise.place
         progress.write()
         print(f"\n{exercise.kind.capitalize()}\n{progress.marks(exercise.stage)}\n")
         say(exercise.task)
@@ -172,7 +178,7 @@ def learn(progress, folder):
             return
         if result == "passed":
             progress.passed[exercise.key] = version()
-        exercise = progress.following(object, skip=True)
+        exercise = progress.following(skip=True)
         progress.write()
     print(f"\n{progress.overview()}")
 
@@ -191,7 +197,8 @@ def main():
         print(progress.marks(stage))
     if not sys.stdin.isatty():
         if exercise := progress.following(FileExercise):
-            say(f"\nNext: {exercise.task}")
+            print()
+            say(f"Next: {exercise.task}")
             print("\nThis is no terminal. Edit the file, and have it judged by")
             print(f"  make check STAGE={exercise.stage} FILE={exercise.write(args.folder)}")
         return

@@ -44,8 +44,13 @@ class Exercise:
 
     @property
     def key(self):
-        """Returns what it is called in a learner's progress."""
+        """Returns what it is called once it is passed."""
         return f"{self.stage} {self.kind} {self.name}"
+
+    @property
+    def place(self):
+        """Returns what it is called before, when its name would give it away."""
+        return f"{self.stage} {self.number}"
 
 
 @dataclass(frozen=True)
