@@ -220,7 +220,7 @@ def test_full_disk(shell, setup, cause):
     script = patch(shell.folder, "singlegpu.py", setup)
     shell.ranks(f"{script} 1").succeeds()
     job = shell.ranks_on([shell.folder], f"{script} 3 1", full_disk_folders=[shell.folder])
-    error = documented_error(": disk full, or file used by another run?")
+    error = documented_error(": disk full, second run, or not plain numbers?")
     job.fails(f"cannot save snapshot.pt{error}", cause)
     assert "Traceback" not in job.output
     assert load(shell.folder / "snapshot.pt")["epochs_run"] == 1
@@ -241,11 +241,7 @@ def test_loss_that_is_not_finite(shell, script, options):
     if script == "gpt/async_save.py":
         job.fails(documented_error("the gradient of step 2 is nan or inf"), "--skip_steps 2")
         return
-    job.fails(
-        documented_error(
-            "cannot save: the loss or a weight is nan or inf; lower the learning rate?"
-        )
-    )
+    job.fails(documented_error("cannot save: a weight is nan or inf; lower the learning rate?"))
     assert "Traceback" not in job.output
     assert not [*shell.folder.glob("snapshot*")]
 
@@ -270,7 +266,7 @@ def test_two_runs_with_one_snapshot(shell):
     failed = [job for job in jobs if job.wait() != 0]
     assert len(failed) == 1
     failed[0].fails(
-        "cannot save snapshot.pt: disk full, or file used by another run?",
+        "cannot save snapshot.pt: disk full, second run, or not plain numbers?",
         "[Errno 2] No such file or directory: 'snapshot.pt.tmp'",
     )
     assert load(shell.folder / "snapshot.pt")["epochs_run"] == 1
@@ -293,6 +289,6 @@ def test_finished_run_says_so(shell):
     message = documented_error(
         "nothing left to train: raise total_epochs, or set another --snapshot_path"
     )
-    start = f"1 of 1 epochs done, 64 steps per epoch, on cpu of {socket.gethostname()}"
+    start = "1 of 1 epochs done, 64 steps per epoch, on cpu"
     assert output == f"{start}\n{message}\n"
     assert (shell.folder / "snapshot.pt").stat().st_mtime_ns == before

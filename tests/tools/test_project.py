@@ -161,7 +161,7 @@ COMMANDS = [
     pytest.param(
         f"{BENCH} --peers --rounds 1 --epochs 1",
         "Fabric  ",
-        marks=[*NIGHTLY, WITH_PEERS],
+        marks=[NIGHTLY, WITH_PEERS],
     ),
     pytest.param("make chaos FAULTS=1 SEED=65", ": good", marks=[pytest.mark.long, needs_slurm]),
 ]
