@@ -56,6 +56,9 @@ def test_each_exercise_can_be_written(tmp_path):
         assert ast.dump(ast.parse(file.read_text())) != ast.dump(ast.parse(right)), file
         assert all(exercise.hints(tmp_path)) and exercise.task
         assert (ROOT / "docs" / f"{exercise.stage}.md").exists()
+    for exercise in PREDICTIONS:
+        page, _, section = exercise.about.partition(", ")
+        assert "# " + section.strip('"') in (ROOT / page).read_text()
 
 
 @pytest.mark.parametrize("exercise", first(3, WITH_FILES), ids=lambda exercise: exercise.key)

@@ -126,7 +126,11 @@ class Attempt:
         print()
         stage, check = self.exercise.stage, self.exercise.check
         with tempfile.TemporaryDirectory() as folder:
-            failed = judge(stage, self.file, toy_task, Path(folder), check, self.interrupted)
+            try:
+                failed = judge(stage, self.file, toy_task, Path(folder), check, self.interrupted)
+            except Exception as error:  # no run that the judge can read
+                say(f"The judge cannot follow this script: {error!r}")
+                return False
         return failed == []
 
     def run(self):
