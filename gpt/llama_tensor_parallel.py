@@ -138,17 +138,17 @@ class GPT(nn.Module):
         self.recompute = config.recompute
         self.vocab_size = vocab_size
         padded_vocab_size = math.ceil(vocab_size / 128) * 128  # which GPUs multiply faster
-        self.model = nn.ModuleDict()  # the names are those of Llama in transformers
-        self.model["embed_tokens"] = nn.Embedding(padded_vocab_size, config.n_embd)
-        self.model["layers"] = nn.ModuleList(Block(config) for _ in range(config.n_layer))
-        self.model["norm"] = nn.RMSNorm(config.n_embd, eps=config.norm_eps)
+        self.model = nn.Module()  # the names are those of Llama in transformers
+        self.model.embed_tokens = nn.Embedding(padded_vocab_size, config.n_embd)
+        self.model.layers = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.model.norm = nn.RMSNorm(config.n_embd, eps=config.norm_eps)
         self.lm_head = nn.Linear(config.n_embd, padded_vocab_size, bias=False)
         num_embeddings = padded_vocab_size * config.n_embd
         num_params = sum(p.numel() for p in self.parameters()) - num_embeddings
         attention = 12 * config.n_layer * config.n_embd * config.context
         self.flops_per_token = 6 * num_params + attention  # PaLM, appendix B
         if config.tie_word_embeddings:
-            self.lm_head.weight = self.model["embed_tokens"].weight
+            self.lm_head.weight = self.model.embed_tokens.weight
 
     @torch.no_grad()
     def init_weights(self, seed):
@@ -159,7 +159,7 @@ class GPT(nn.Module):
                 continue
             std = 0.02
             if name.endswith(("o_proj.weight", "down_proj.weight")):
-                std /= math.sqrt(2 * len(self.model["layers"]))
+                std /= math.sqrt(2 * len(self.model.layers))
             # Each matrix has its own seed, letting a rank draw only those it needs, in any order.
             # A CPU draws it, because a GPU's numbers depend on its type (see pytorch#196613).
             generator = torch.Generator().manual_seed(seed + zlib.crc32(name.encode()))
@@ -169,10 +169,10 @@ class GPT(nn.Module):
             parameter.copy_(distribute_tensor(matrix, mesh, placements, src_data_rank=None))
 
     def forward(self, tokens):
-        x = self.model["embed_tokens"](tokens).clone()  # waits: --compile needs a plain tensor
-        for block in self.model["layers"]:
+        x = self.model.embed_tokens(tokens).clone()  # waits: --compile needs a plain tensor
+        for block in self.model.layers:
             x = checkpoint(block, x, use_reentrant=False) if self.recompute else block(x)
-        return self.lm_head(self.model["norm"](x))
+        return self.lm_head(self.model.norm(x))
 
     @torch.no_grad()
     def generate(self, tokenizer, prompt, max_new_tokens):
@@ -689,21 +689,21 @@ def main(args):
     mesh._flatten()  # for the norm of gradients: one all-reduce, and not one per dimension
     tp.parallelize_module(model, mesh["tp"], TP_PLAN)
     if args.tie_word_embeddings:  # sharding has made two matrices of it
-        model.lm_head.weight = model.model["embed_tokens"].weight
+        model.lm_head.weight = model.model.embed_tokens.weight
     fsdp_config = {"mesh": mesh["dp"]}
     if torch.cuda.is_bf16_supported(including_emulation=False):
         fsdp_config["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)
-    for block in model.model["layers"]:
+    for block in model.model.layers:
         fully_shard(block, **fsdp_config)
     if not args.tie_word_embeddings:  # else the head is the embedding's matrix
-        head = [model.model["norm"], model.lm_head]
+        head = [model.model.norm, model.lm_head]
         fully_shard(head, **fsdp_config, reshard_after_forward=False)
     fully_shard(model, **fsdp_config)
     model.to_empty(device=device)  # memory for this rank's shards
     model.init_weights(args.seed)
     if args.compile:
         torch.set_float32_matmul_precision("high")  # TF32 for products of float32 matrices
-        for block in model.model["layers"]:  # equal blocks share one compilation
+        for block in model.model.layers:  # equal blocks share one compilation
             block.compile(dynamic=False)  # else, after a smaller batch, all run code for any size
     optimizer = configure_optimizer(model, args.learning_rate)
 

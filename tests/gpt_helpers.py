@@ -141,7 +141,7 @@ def start(shell, name, snapshot, ranks=1, setup="", options="", steps=STEPS, epo
     nodes = [""] * ranks if isinstance(ranks, int) else ranks
     folders = [shell.folder / node for node in nodes]
     chunks = int(steps * BATCH_SIZE) + VAL_CHUNKS
-    if name in LLAMA:
+    if f"gpt/{name}" in TOKENS:
         data = f"--data {shell.folder}/tokens"
         write_tokens(shell.folder / "tokens", chunks, 8)
     else:

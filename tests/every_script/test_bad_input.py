@@ -75,6 +75,7 @@ POSITIONAL = {
     "by_hand/regroup.py": "--coordinator localhost:29400",
     "gpt/prepare_tokens.py": "tokens2 --text text",
     "gpt/export.py": "model tokens exported",
+    "gpt/evaluate_snapshot.py": "model --text text",
     "gpt/chats.py": "model",
     "gpt/ask.py": "model",
 }
@@ -94,6 +95,7 @@ CHECKED_BY_MAIN = {
     "gpt/finetune_chat.py": ["--frozen_layers"],
     "gpt/prepare_tokens.py": ["--tokenizer", "folder"],
     "gpt/export.py": ["snapshots"],
+    "gpt/evaluate_snapshot.py": ["snapshots"],
 }
 LATER = [step.file for step in steps.LATER_RECIPES]
 

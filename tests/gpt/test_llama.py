@@ -129,7 +129,7 @@ def test_packed_documents(request, monkeypatch, dtype, tolerance):
     assert max_abs_diff(gradients([packed]), alone) < tolerance
     # As on a GPU, but computed by plain operations; a CPU is refused, though it has a backward.
     monkeypatch.setattr(documents, "create_mask", documents.create_block_mask)
-    for block in model.model["layers"]:
+    for block in model.model.layers:
         block.self_attn.compile(backend="aot_eager")
     monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *tensors: None)
     assert max_abs_diff(gradients([packed]), alone) < tolerance
@@ -161,11 +161,11 @@ def test_tensor_parallelism(request):
     gathers = mode.get_comm_counts()[torch.ops.c10d_functional.all_gather_into_tensor]
     assert gathers == 2 * 4 + 2  # those of the head and of the embedding
     model.zero_grad()
-    for block in model.model["layers"]:
+    for block in model.model.layers:
         block.compile(backend="aot_eager")
     with parallel.loss_parallel():
         llama_tensor_parallel.next_token_loss(model(tokens), tokens).backward()
-    assert model.model["embed_tokens"].weight.grad.to_local().any()
+    assert model.model.embed_tokens.weight.grad.to_local().any()
 
 
 def test_weights():
