@@ -1,8 +1,8 @@
-"""Says what is wrong with a training script, by what it does: python -m tools.audit my_train.py 3 1
+"""Runs a training script and says what is wrong with it: python -m tools.audit my_train.py 3 1
 
 It starts the script several times, in empty folders, on CPU processes ("cuda" means the CPU), and
-ends it after some steps. So paths of data must be absolute, and what needs the network, or CUDA
-kernels of its own, cannot be run. docs/audit.md explains what it asks.
+ends it after some steps. Paths to data must therefore be absolute, and a script that needs the
+network, or CUDA kernels of its own, cannot be run. docs/audit.md explains each question.
 """
 
 import argparse
@@ -49,14 +49,14 @@ def report(findings, script):
 def parse_args(arguments=None):
     parser = argparse.ArgumentParser(prog="python -m tools.audit", description=__doc__)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--nodes", type=int, default=1, help="with a shared disk")
-    parser.add_argument("--launcher", choices=["python", "torchrun"], help="what starts it")
-    parser.add_argument("--steps", type=int, default=200, help="after which a run is ended")
-    parser.add_argument("--seconds", type=int, default=60, help="after which a run is ended")
-    parser.add_argument("--no-kill", action="store_true", help="do not kill it, nor resume")
-    parser.add_argument("--resume", default="", metavar="ARGUMENTS", help="to resume, it needs")
+    parser.add_argument("--nodes", type=int, default=1, help="nodes with a shared disk")
+    parser.add_argument("--launcher", choices=["python", "torchrun"], help="how to start it")
+    parser.add_argument("--steps", type=int, default=200, help="steps after which a run ends")
+    parser.add_argument("--seconds", type=int, default=60, help="seconds after which it ends")
+    parser.add_argument("--no-kill", action="store_true", help="skip kill and resume")
+    parser.add_argument("--resume", default="", metavar="ARGUMENTS", help="needed to resume")
     parser.add_argument("script", type=Path)
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
     args = parser.parse_args(arguments)
     if not args.script.is_file():
         parser.error(f"there is no file {args.script}")

@@ -177,13 +177,13 @@ class Audit:
             self.say(unseen(f"what it does: the audit failed in {failures[0]} {REPORT}"))
         elif never := facts.events("no_gradient"):
             self.answer("ends", ends.end, facts)
-            text = "no backward pass comes to the weights that the optimizer has"
+            text = "no backward pass reaches the weights that the optimizer has"
             self.say(wrong(never[0], text, "singlegpu.md"))
         elif facts.failures and any(event["passes"] for event in run.events):
             self.answer("ends", ends.end, facts)
         elif any(event["passes"] for event in run.events):
             self.answer("ends", ends.end, facts)
-            self.say(unseen("how it trains: it calls no step() of an optimizer of torch's"))
+            self.say(unseen("how it trains: it calls no step() of a torch optimizer"))
         elif run.hangs.count("in line") > 1:
             self.answer("ends", ends.end, facts)
         elif not any(finding.kind == "wrong" for finding in self.findings):

@@ -15,10 +15,10 @@ def samples(facts):
         return
     first = facts.epochs[0] if facts.epochs else []
     if any(share["shares"] not in (None, facts.ranks) for share in first):
-        yield unseen("whose samples are whose: some ranks share a model")
+        yield unseen("which rank takes which samples: some ranks share a model")
         return
     if not facts.replicas:
-        yield unseen("whose samples are whose: the ranks may have parts of a model")
+        yield unseen("which rank takes which samples: the ranks may have parts of a model")
         return
     by_step = [[step["samples"] for step in ranks] for ranks in facts.steps]
     distinct = {sample for ranks in by_step for sample in ranks[0]}
@@ -54,9 +54,9 @@ def shares_of_epoch(shares):
         text = f"the ranks' indices differ, but {several} of their samples are the same:"
         yield wrong(first, f"{text} each makes, splits or shuffles its data", CHECK)
     elif several >= len(shares):
-        yield look(first, f"in an epoch, {several} samples come to several ranks", SAMPLER)
+        yield look(first, f"in an epoch, {several} samples are on more than one rank", SAMPLER)
     elif missing > 0 and first["shuffle"] is not None:
-        yield look(first, f"{missing} samples do not come in an epoch: drop_last?")
+        yield look(first, f"{missing} samples are missing from an epoch: drop_last?")
     else:
         yield ok("in an epoch, each sample comes to one rank")
 

@@ -10,7 +10,7 @@ GROUP = "multigpu.md#the-process-group"
 def why_not(facts):
     """Returns what a script says that makes no step."""
     said = [f"{(f.event or {'place': ''})['place']}: {f.text}" for f in facts.failures[:1]]
-    return "\n".join([*said, *facts.run.lines()[-12:]]) or "It has printed nothing."
+    return "\n".join([*said, *facts.run.lines()[-12:]]) or "It printed nothing."
 
 
 def too_early(facts):
@@ -26,7 +26,7 @@ def end(facts):
         hangs = one_line(run.hangs)
         yield unseen(hangs) if run.is_long else wrong(None, hangs, "hangs.md")
     elif run.limited:
-        yield unseen("how it ends: --steps or --seconds end it before")
+        yield unseen("how it ends: --steps or --seconds ended it first")
     elif any(run.statuses):
         yield failure(facts)
     else:
@@ -39,7 +39,7 @@ def failure(facts):
     """Returns what ends the run: the first error that is not about another rank."""
     run = facts.run
     errors = [f for f in facts.failures if not f.of_peer] or facts.failures
-    mismatch = "the ranks call different collectives, or with tensors of different sizes"
+    mismatch = "the ranks call different collectives, or one with tensors of different sizes"
     if not errors and "preamble" in run.output and run.steps:  # gloo has ended all ranks
         last = run.steps[0][-1]
         return wrong(last, f"{mismatch}, after step {len(run.steps[0])}", "hangs.md")
@@ -75,7 +75,7 @@ def ranks(facts):
         text = f"{facts.ranks} processes train, each alone: none has joined a process group"
         yield wrong(first, text, GROUP)
     elif facts.ranks < first["world_size"] or (facts.ranks == 1 and spawned):
-        yield look(first, f"of {facts.args.ranks} ranks, {facts.ranks} train")
+        yield look(first, f"only {facts.ranks} of {facts.args.ranks} ranks train")
     used = facts.gpus
     if not len(used) > 1 == facts.args.nodes == max(map(len, used), default=0):
         return  # it uses no GPUs, or several each

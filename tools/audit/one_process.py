@@ -19,11 +19,11 @@ def gradient(facts):
         if [len(ranks), len(alone.steps)] == [facts.ranks, 1]:
             yield from compare(ranks, alone.steps[0][0], number)
             return
-        why = f"it does not train so: {(alone.lines() or [''])[-1]}"
+        why = f"alone, it does not train: {(alone.lines() or [''])[-1]}"
         if len(ranks) < facts.ranks:
-            why = "it made fewer steps with a seed"
+            why = "with a seed, it made fewer steps"
         elif len(alone.steps) > 1:
-            why = f"it starts {len(alone.steps)} processes there, too"
+            why = f"it starts {len(alone.steps)} processes there as well"
     yield unseen(f"whether a gradient is that of one process: {why}")
 
 
@@ -41,9 +41,9 @@ def step_to_compare(steps):
 def why_not(facts, ranks):
     """Says why a step cannot be compared with that of one process, if so."""
     if facts.args.no_kill or facts.outside:
-        return "it is run once only"
+        return "it was run only once"
     if any("parameter" in kind for kind, *_ in facts.run.differences()):
-        return "its parameters have another order there"
+        return "its parameters are in a different order there"
     if not facts.events("iterator"):
         return "it has no DataLoader"
     if any(step["sharded"] for step in ranks) or len({len(s["own"]) for s in ranks}) > 1:
@@ -64,7 +64,7 @@ def compare(ranks, alone, number):
     rounding = 0.03 if any(step["half"] for step in ranks) else 1e-3
     scale = max(map(abs, used), default=0)
     if sorted(samples) != sorted(alone["samples"]) or len(used) != len(one):
-        yield unseen("whether a gradient is that of one process: it has other samples")
+        yield unseen("whether a gradient is that of one process: it has different samples")
     elif not scale or not any(one):
         yield unseen("whether a gradient is that of one process: it is 0")
     else:

@@ -86,7 +86,7 @@ def contents(facts, saves):
     """Looks whether files load with weights_only, and what is in them."""
     for file in own_files(facts):
         if unsafe := get_unsafe_globals_in_checkpoint(file):
-            text = f"to load {file.name} is unsafe: weights_only=True refuses {unsafe[0]}"
+            text = f"loading {file.name} is unsafe: weights_only=True refuses {unsafe[0]}"
             yield look(saves[0], text, SAVING)
     names = snapshot_names(facts)
     for wrapper in ("module.", "_orig_mod."):
@@ -121,7 +121,7 @@ def missing_state(facts, save):
     names = snapshot_names(facts)
     steps = facts.run.steps[0]
     if names and steps[-1]["stateful"] and "param_groups" not in names:
-        text = "the optimizer's state is not saved: nothing can resume from it as it was"
+        text = "the optimizer's state is not saved: a resumed run cannot train as before"
         yield look(save, text, SAVING)
     elif names and any(step["scheduled"] for step in steps) and "last_epoch" not in names:
         yield look(save, "the state of the learning rate's schedule is not saved", CHECK)
@@ -207,7 +207,7 @@ def compare(facts, whole, again, save, started):
         yield look(load, f"{started} {what}: does it need --resume?", LOADING)
     else:
         if facts.on_gpus and load.get("loaded_to") == "None":
-            text = "torch.load without map_location: each loads onto the GPU that has saved"
+            text = "torch.load without map_location: each rank loads onto the GPU that saved"
             yield look(load, text, LOADING)
         yield from compare_steps(whole, steps, numbers[0], load, started)
 
@@ -223,7 +223,7 @@ def compare_steps(whole, steps, number, load, started):
     if all(same(a, b) for a, b in pairs):
         yield ok(f"{started} resumes after step {number}, and trains as without a kill")
     elif any(a["samples"] != b["samples"] for a, b in pairs):
-        text = f"{started} takes other samples than without a kill"
+        text = f"{started} takes different samples than without a kill"
         if repeated and repeated[0] < number:
             text = f"{started} has the weights of step {number}, and takes again the"
             text += f" samples of step {repeated[0] + 1} and those that follow"
@@ -244,5 +244,5 @@ def difference(pairs):
     if first["scale"] != other["scale"]:
         return f"the scaler's factor is {first['scale']:g}, not {other['scale']:g}"
     if any(a["random"] for a, _ in pairs) and first["random_state"] != other["random_state"]:
-        return "draws other random numbers in a step: with dropout and the like, that may be right"
+        return "draws different random numbers in a step: with dropout, that may be right"
     return "differs: what else does it keep?"

@@ -20,7 +20,7 @@ def gradients(facts):
             yield look(first, text, LOSSES)
         for (before, *_), (after, *_) in pairwise(steps):
             if before["training"] and not after["training"]:
-                text = "the model goes on training in eval mode: train() is missing"
+                text = "training continues in eval mode: train() is missing"
                 yield look(after, text, EVALUATING)
     for event in facts.events("thrown")[:1]:
         text = f"the gradients of {event['thrown']} samples are cleared before a step has used them"
@@ -122,7 +122,7 @@ def costs(facts):
     for ranks in facts.steps:
         states = {step["random_state"] for step in ranks}
         if facts.replicas and ranks[0]["dropout"] and len(states) < len(ranks):
-            text = "two ranks have the same random numbers, so that they drop the same units"
+            text = "two ranks have the same random numbers, so they drop the same units"
             yield look(facts.first, text, "multigpu.md")
         elif facts.replicas and ranks[0]["random"] and len(states) < len(ranks):
             text = "two ranks have the same random numbers, and draw some in a step: the same noise"

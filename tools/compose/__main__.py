@@ -1,7 +1,7 @@
-"""Composes one script of several files of the series, or of a script of yours and such files.
+"""Composes one script from several files of the series, or from a script of yours and such files.
 
-Each brings what it changes in the nearest file that it and those before it build on. With
---upgrade, a script of yours gets what has changed here since the version that you copied.
+Each file adds its changes to the nearest file that it and those before it build on. With
+--upgrade, a script of yours gets the changes made here since the version that you copied.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def write_script(args, lines, source):
     try:
         compile(text, args.output, "exec")  # ast.parse takes a keyword argument twice
     except SyntaxError as error:
-        sys.exit(f"{args.output}, line {error.lineno}: {error.msg}: there the parts do not fit")
+        sys.exit(f"{args.output}, line {error.lineno}: {error.msg}: the parts do not fit there")
     return len(lines)
 
 
@@ -57,7 +57,7 @@ def check_files(args, own, parts):
     if args.base not in [None, *FILES]:
         fail(f"--base {args.base} is not of the series")
     if args.base and own in FILES:
-        fail(f"{own} is of the series: --base is for a script of yours, named first")
+        fail(f"{own} belongs to the series: --base is for a script of yours, named first")
     for part in parts if args.base else [own, *parts]:
         if part not in FILES:
             alike = [file for file in FILES if Path(file).stem == Path(part).stem]
@@ -75,10 +75,10 @@ def main():
     parser = argparse.ArgumentParser(prog="python -m tools.compose", description=__doc__)
     parser.add_argument("parts", nargs="+", type=Path, metavar="FILE")
     parser.add_argument("-o", "--output", type=Path, help="the script to write")
-    parser.add_argument("--base", help="what the first file, a script of yours, was copied from")
+    parser.add_argument("--base", help="the file that yours, named first, was copied from")
     parser.add_argument("--upgrade", action="store_true", help="with --base multinode.py@VERSION")
-    parser.add_argument("--force", action="store_true", help="replace an output that exists")
-    parser.add_argument("--check", action="store_true", help="have the script judged: make check")
+    parser.add_argument("--force", action="store_true", help="replace an existing output")
+    parser.add_argument("--check", action="store_true", help="judge the script as make check does")
     args = parser.parse_args()
     own, *parts = [name_of(part) for part in args.parts]
     old = args.base if args.upgrade else None
@@ -105,7 +105,7 @@ def main():
     check_choice(parts)
     unknown = [part for part in parts if part.removesuffix(".py") not in stages.STAGES]
     if args.check and unknown:
-        fail(f"the judge of make check knows no {unknown[0]}: leave out --check")
+        fail(f"make check cannot judge {unknown[0]}: leave out --check")
     if not args.output:
         fail("name the script to write: -o my_training.py")
     lines = compose(parts, str(args.output))

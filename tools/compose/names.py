@@ -52,9 +52,9 @@ def read_names(tree):
                     behind_return.add(ast.unparse(after).partition("\n")[0])
     known = {name.lstrip("-").replace("-", "_") for name in arguments}
     known |= {name for name, context in args if context is ast.Store}
-    undefined = {f"args.{name} is used, and no argument" for name, _ in args if name not in known}
-    undefined |= {f"snapshot[{key!r}] is read, and not saved" for key in read_keys - keys}
-    undefined |= {f"behind a return, and never runs: {line}" for line in behind_return}
+    undefined = {f"args.{name} is used, but not defined" for name, _ in args if name not in known}
+    undefined |= {f"snapshot[{key!r}] is read, but not saved" for key in read_keys - keys}
+    undefined |= {f"after a return, so it never runs: {line}" for line in behind_return}
     return {"argument": arguments, "method": methods, "attribute": attributes}, undefined
 
 
@@ -63,7 +63,7 @@ def ruff(text):
     command = [sys.executable, "-m", "ruff", "check", "--isolated", "--select=F", "--output-format"]
     result = subprocess.run([*command, "json", "-"], input=text, capture_output=True, text=True)
     if result.returncode > 1 or not result.stdout:
-        print("undefined names were not looked for: install ruff for that", file=sys.stderr)
+        print("undefined names were not checked: install ruff for that", file=sys.stderr)
         return set()
     return {found["message"] for found in json.loads(result.stdout)}
 
@@ -90,7 +90,7 @@ def find_problems(lines, sides, base):
             most = max(known[file][0][kind][name] for file in sides)
             is_new = kind != "attribute" or not base_counts[kind][name]  # may be set again
             if len(adding) > 1 and count > most and is_new:
-                yield f"{kind} {name} is of both: {' and '.join(adding)}"
+                yield f"{kind} {name} is in both: {' and '.join(adding)}"
     yield from sorted(undefined.difference(*(missing for _, missing in known.values())))
     yield from sorted(ruff(text).difference(*map(ruff, sides.values())))
     places = {}
@@ -101,7 +101,7 @@ def find_problems(lines, sides, base):
     for number, ((line, file), name) in enumerate(zip(lines, functions, strict=True), 1):
         before = places.get((file, line), {name})
         if line.strip() and name not in before and before & {*functions}:  # else it is renamed
-            yield f"line {number} was in {before.pop()}, and is in {name or 'none'}: {line.strip()}"
+            yield f"line {number} was in {before.pop()}, now in {name or 'none'}: {line.strip()}"
 
 
 def lines_to_look_at(own, own_text, base_text, changed):
@@ -109,4 +109,4 @@ def lines_to_look_at(own, own_text, base_text, changed):
     before = {*base_text.splitlines()}
     for line, name in zip(own_text.splitlines(), functions_of(own_text), strict=False):
         if any(word in name for word in STATES) and line.strip() and line not in before:
-            yield f"look at {name} of {own}, since {changed} saves in another way: {line.strip()}"
+            yield f"look at {name} of {own}, because {changed} saves differently: {line.strip()}"

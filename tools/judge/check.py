@@ -1,9 +1,9 @@
-"""Judges a training script of yours by what it does: make check STAGE=multigpu FILE=my_multigpu.py
+"""Judges your training script by what it does: make check STAGE=multigpu FILE=my_multigpu.py
 
 It starts the script as the page of that stage does, on CPU processes, and looks at which samples
-they take, what they print, and what they save. The weights must be those of a plain loop over the
-same batches. Names and ways are yours; the arguments, the log lines and what a snapshot holds must
-stay as in singlegpu.py. docs/check.md explains each check.
+they take, what they print, and what they save. The weights must equal those of a plain loop over
+the same batches. Names and structure are up to you; the arguments, the log lines and the contents
+of a snapshot must stay as in singlegpu.py. docs/check.md explains each check.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def main():
     parser.add_argument("--task", help="my_model.py:make_task: see docs/check.md")
     args = parser.parse_args()
     if not args.stage and not args.task:
-        print("It can judge what you write for:", *STAGES, sep="\n  ")
+        print("It can judge your script for:", *STAGES, sep="\n  ")
         return
     if args.stage not in STAGES:
         parser.error(f"no stage {args.stage!r}: choose from {', '.join(STAGES)}")

@@ -1,4 +1,4 @@
-"""Records what all ranks of a script do, line by line, into a page to watch.
+"""Records which lines all ranks of a script run, as a page to watch.
 
 python -m tools.watch my_multigpu.py 2 1 --batch_size 4
 """
@@ -50,7 +50,7 @@ def main():
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("-o", "--output", type=Path, help="the page; by default, SCRIPT.html")
     parser.add_argument("script", type=Path)
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
     args = parser.parse_args()
     if not args.script.is_file():
         parser.error(f"there is no file {args.script}")
