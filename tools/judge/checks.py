@@ -113,7 +113,8 @@ class Judge:
         return self.watch(jobs, folder)
 
     def watch(self, jobs, folder):
-        run = Run(jobs, folder, self.file, silence_s=self.silence_s)
+        more = {"silence_s": self.silence_s, "same_samples": self.stage.same_samples}
+        run = Run(jobs, folder, self.file, **more)
         if run.failures:
             raise WrongError(f"This check itself fails, in {run.failures[0][1]}: please report it.")
         return run
@@ -277,6 +278,10 @@ class Judge:
 
     def count_samples(self, run):
         """Raises WrongError unless each epoch has taken each sample once."""
+        if self.stage.same_samples:
+            for number, ranks in enumerate(zip(*run.steps, strict=False), 1):
+                if any(step["samples"] != ranks[0]["samples"] for step in ranks):
+                    raise WrongError(f"In step {number}, the ranks take different samples.")
         size = CHUNKS if self.stage.reference else len(self.indices)
         processes = len(run.steps)
         epoch_steps = len(run.steps[0]) // EPOCHS
@@ -320,11 +325,11 @@ class Judge:
             ):
                 message = f"After {number} steps, the ranks' optimizers have different states."
                 raise WrongError(f"{message} Are the weights averaged, and not the gradients?")
-        if self.stage.shards:
+        if self.stage.shards and not self.stage.same_samples:  # whose sums count copies, too
             drawn = self.alone.steps[0][0]["weights"]
             if abs(self.sum_of_weights(0, self.alone) - drawn) > 1e-6:
                 raise WrongError("Before the first step, the shards are not of rank 0's weights.")
-        if self.stage.processes > 1 and not self.stage.reference:
+        if self.stage.processes > 1 and not (self.stage.reference or self.stage.same_samples):
             self.compare_first_update()
         self.compare("Beside one process that takes the same batches", "straight", self.reference)
 
@@ -467,7 +472,7 @@ class Judge:
     def run_on_gpus(self, total):
         """Returns a run on pretended GPUs, and the GPU that each of its processes should use."""
         count = self.stage.processes
-        if count > 1 and not self.stage.reference:
+        if count > 1 and not (self.stage.reference or self.stage.same_samples):
             count = 3  # not a divisor of 2048: some samplers then pad the epoch, or cut it
         if self.stage.launchers in (PYTHON, TORCHRUN) or self.stage.reference:
             run = self.run(total, "gpus", nodes=["."] * count, gpus=count)
