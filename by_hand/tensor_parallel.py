@@ -18,8 +18,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from tqdm import tqdm
 
-# Each rank has a shard of these tensors, along this dimension; all others are replicated.
-SHARD_DIMS = {"net1.weight": 0, "net1.bias": 0, "net2.weight": 1}
+SHARD_DIMS = {"net1.weight": 0, "net1.bias": 0, "net2.weight": 1}  # net2.bias is replicated
 
 
 def sum_over_ranks(tensor):

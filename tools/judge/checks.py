@@ -219,6 +219,13 @@ class Judge:
     def sum_of_weights(self, step, whole):
         """Returns the sum of the weights before a step, of which `whole`, a run, has all."""
         ranks = [steps[step] for steps in self.straight.steps]
+        if self.stage.same_samples:  # of some weights, all ranks have copies
+            total = 0
+            for number, (size, _) in enumerate(whole.steps[0][0]["parts"]):
+                parts = [rank["parts"][number] for rank in ranks]
+                copies = round(sum(held for held, _ in parts) / size)
+                total += sum(part for _, part in parts) / copies
+            return total
         held = whole.steps[0][0]["held"]
         copies = round(sum(rank["held"] for rank in ranks) / held)  # shards may have padding
         return sum(rank["weights"] for rank in ranks) / copies
@@ -325,11 +332,11 @@ class Judge:
             ):
                 message = f"After {number} steps, the ranks' optimizers have different states."
                 raise WrongError(f"{message} Are the weights averaged, and not the gradients?")
-        if self.stage.shards and not self.stage.same_samples:  # whose sums count copies, too
+        if self.stage.shards:
             drawn = self.alone.steps[0][0]["weights"]
             if abs(self.sum_of_weights(0, self.alone) - drawn) > 1e-6:
                 raise WrongError("Before the first step, the shards are not of rank 0's weights.")
-        if self.stage.processes > 1 and not (self.stage.reference or self.stage.same_samples):
+        if self.stage.processes > 1 and not self.stage.reference:
             self.compare_first_update()
         self.compare("Beside one process that takes the same batches", "straight", self.reference)
 
