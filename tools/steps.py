@@ -53,6 +53,7 @@ BY_HAND = [
     Step("multigpu_torchrun.py", "by_hand/ddp.py", 45),
     Step("by_hand/ddp.py", "by_hand/zero.py", 76),
     Step("by_hand/zero.py", "by_hand/fsdp.py", 81),
+    Step("multigpu_torchrun.py", "by_hand/tensor_parallel.py", 69),
     Step("recipes/save_after_failure.py", "by_hand/regroup.py", 117),
 ]
 GPT = [

@@ -18,11 +18,23 @@ class OwnModel(script.ToyModel):
         super().__init__()
         with torch.no_grad():
             for parameter in self.parameters():
-                parameter += 0.01 * int(os.environ["RANK"])
+                parameter += 0.01 * int(os.environ.get("RANK", 0))
 
 script.ToyModel = OwnModel
 """
-MODELS = {"toy": OWN_WEIGHTS, "block": BLOCK + OWN_WEIGHTS}
+# A layer that all ranks have whole; its gradient comes through those that they share.
+DEEP = """
+class DeepModel(script.ToyModel):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(10, 10)
+
+    def forward(self, inputs):
+        return super().forward(self.first(inputs))
+
+script.ToyModel = DeepModel
+"""
+MODELS = {"toy": OWN_WEIGHTS, "block": BLOCK + OWN_WEIGHTS, "deep": DEEP + OWN_WEIGHTS}
 ADAMW = "torch.optim.SGD = lambda parameters, **options: torch.optim.AdamW(parameters)\n"
 NO_STATE = """
 SGD = torch.optim.SGD
@@ -44,8 +56,10 @@ def train(shell, setup, name, *runs):
     """
     for total, (script, ranks) in enumerate(runs, 1):
         path = patch(shell.folder, script, setup)
-        command = f"{path} {total} 1 --batch_size {64 // ranks} --snapshot_path {name}"
-        shell.ranks(command, ranks).succeeds()
+        batch_size = 64 if script == TP else 64 // ranks
+        command = f"{path} {total} 1 --batch_size {batch_size} --snapshot_path {name}"
+        job = shell.start(f"python {command}") if script == ONE else shell.ranks(command, ranks)
+        job.succeeds()
     snapshot = load(shell.folder / name)
     states = [
         value for state in snapshot["optimizer"]["state"].values() for value in state.values()
@@ -53,11 +67,13 @@ def train(shell, setup, name, *runs):
     return [*snapshot["model"].values(), *states]
 
 
+ONE = "singlegpu.py"
 DDP = "multigpu_torchrun.py"
 FSDP = "recipes/fsdp.py"
 DDP_BY_HAND = "by_hand/ddp.py"
 ZERO = "by_hand/zero.py"
 FSDP_BY_HAND = "by_hand/fsdp.py"
+TP = "by_hand/tensor_parallel.py"
 
 
 @pytest.mark.parametrize(
@@ -101,6 +117,27 @@ def test_shards(shell, library, runs, model, dtype, optimizer):
     expected = train(shell, setup, "torch", *[(library, ranks) for _, ranks in runs])
     found = train(shell, setup, "ours", *runs)
     assert max_abs_diff(found, expected) < (1e-12 if dtype == "float64" else 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("runs", "model", "dtype", "optimizer"),
+    [
+        ([(TP, 5), (TP, 2)], "deep", "float64", ADAMW),
+        ([(TP, 2), (ONE, 1), (TP, 5)], "toy", "float64", ""),
+        ([(DDP, 4), (TP, 2)], "deep", "float32", ""),
+    ],
+    ids=["deep", "toy", "float32"],
+)
+def test_tensor_parallel(shell, runs, model, dtype, optimizer):
+    """All ranks take the same batch, as one process does, and resume its snapshots."""
+    setup = f"torch.set_default_dtype(torch.{dtype})\n{MODELS[model]}{optimizer}"
+    expected = train(shell, setup, "one", *[(DDP, 1) for _ in runs])
+    found = train(shell, setup, "ours", *runs)
+    assert max_abs_diff(found, expected) < (1e-12 if dtype == "float64" else 1e-6)
+
+
+def test_tensor_parallel_on_ranks_that_divide_no_layer(shell):
+    shell.ranks(f"{TP} 1", 4).fails("--nproc_per_node must divide 10, the size of a sharded layer")
 
 
 WIDTH, LAYERS = 1536, 8  # of measure_held.py

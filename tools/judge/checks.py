@@ -113,7 +113,8 @@ class Judge:
         return self.watch(jobs, folder)
 
     def watch(self, jobs, folder):
-        run = Run(jobs, folder, self.file, silence_s=self.silence_s)
+        more = {"silence_s": self.silence_s, "same_samples": self.stage.same_samples}
+        run = Run(jobs, folder, self.file, **more)
         if run.failures:
             raise WrongError(f"This check itself fails, in {run.failures[0][1]}: please report it.")
         return run
@@ -218,6 +219,13 @@ class Judge:
     def sum_of_weights(self, step, whole):
         """Returns the sum of the weights before a step, of which `whole`, a run, has all."""
         ranks = [steps[step] for steps in self.straight.steps]
+        if self.stage.same_samples:  # of some weights, all ranks have copies
+            total = 0
+            for number, (size, _) in enumerate(whole.steps[0][0]["parts"]):
+                parts = [rank["parts"][number] for rank in ranks]
+                copies = round(sum(held for held, _ in parts) / size)
+                total += sum(part for _, part in parts) / copies
+            return total
         held = whole.steps[0][0]["held"]
         copies = round(sum(rank["held"] for rank in ranks) / held)  # shards may have padding
         return sum(rank["weights"] for rank in ranks) / copies
@@ -277,6 +285,10 @@ class Judge:
 
     def count_samples(self, run):
         """Raises WrongError unless each epoch has taken each sample once."""
+        if self.stage.same_samples:
+            for number, ranks in enumerate(zip(*run.steps, strict=False), 1):
+                if any(step["samples"] != ranks[0]["samples"] for step in ranks):
+                    raise WrongError(f"In step {number}, the ranks take different samples.")
         size = CHUNKS if self.stage.reference else len(self.indices)
         processes = len(run.steps)
         epoch_steps = len(run.steps[0]) // EPOCHS
@@ -467,7 +479,7 @@ class Judge:
     def run_on_gpus(self, total):
         """Returns a run on pretended GPUs, and the GPU that each of its processes should use."""
         count = self.stage.processes
-        if count > 1 and not self.stage.reference:
+        if count > 1 and not (self.stage.reference or self.stage.same_samples):
             count = 3  # not a divisor of 2048: some samplers then pad the epoch, or cut it
         if self.stage.launchers in (PYTHON, TORCHRUN) or self.stage.reference:
             run = self.run(total, "gpus", nodes=["."] * count, gpus=count)

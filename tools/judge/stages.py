@@ -32,7 +32,8 @@ class Stage(NamedTuple):
     batch: int = 48  # of all processes together
     max_diff: float = 1e-4  # of the weights; rounding in float32 gives 1e-6
     own_weights: bool = False  # each rank begins with others: the script must broadcast rank 0's
-    shards: bool = False  # each rank's optimizer has a flat part of each weight
+    shards: bool = False  # each rank's optimizer has a part of each weight, flat or not
+    same_samples: bool = False  # on all ranks, which share each layer, but for some biases
     max_gathered: float = 0.9  # of the weights, where a layer begins; embedding and head are large
     reference: str = ""  # the file whose weights on one process are right, if no plain loop's
 
@@ -75,6 +76,12 @@ STAGES = {
     "by_hand/zero": BY_HAND._replace(checks=f"{BY_HAND.checks} state", shards=True),
     "by_hand/fsdp": BY_HAND._replace(
         checks=f"{BY_HAND.checks} sharded", shards=True, max_gathered=0.5
+    ),
+    "by_hand/tensor_parallel": BY_HAND._replace(
+        checks=f"{BY_HAND.checks} sharded",
+        options="--batch_size 48",
+        shards=True,
+        same_samples=True,
     ),
     "gpt/schedule": FSDP._replace(checks=DDP),
     "gpt/metrics": FSDP._replace(checks=DDP),

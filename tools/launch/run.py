@@ -59,8 +59,9 @@ class WrongError(Exception):
 class Run:
     """What a training has printed, and what the witness has written of each of its processes."""
 
-    def __init__(self, jobs, folder, file, seconds=0, silence_s=SILENCE_S):
+    def __init__(self, jobs, folder, file, seconds=0, silence_s=SILENCE_S, same_samples=False):
         """Waits for the jobs, for at least so many seconds if something happens."""
+        self.same_samples = same_samples  # on all ranks
         self.silence_s = silence_s
         self.file = file
         self.seconds = max(seconds, 10 * SILENCE_S)
@@ -174,7 +175,7 @@ class Run:
         """Returns the samples of each step, of all ranks together."""
         return [
             [sample for step in ranks for sample in step["samples"]]
-            for ranks in zip(*self.steps, strict=False)
+            for ranks in zip(*self.steps[: 1 if self.same_samples else None], strict=False)
         ]
 
     def values(self, key):

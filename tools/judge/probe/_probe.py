@@ -38,7 +38,8 @@ def note_gathered(module, inputs):
 
 
 def note_progress(optimizer, parameters):
-    return {"gathered": gathered, "running": running}.items()
+    parts = [(local(p).numel(), witness.sum_of([p])) for p in parameters]
+    return {"gathered": gathered, "running": running, "parts": parts}.items()
 
 
 def send_signal():

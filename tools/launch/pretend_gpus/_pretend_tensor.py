@@ -95,7 +95,7 @@ class Translate(TorchFunctionMode):
             return func(args[0].on_cpu, *args[1:])
         if func == torch.Tensor.data.__set__ and isinstance(args[0], GPUTensor):
             args[0].on_cpu = args[1].on_cpu
-            return None
+            return func(*args)  # which may change the shape
         if func == torch.Tensor.cuda:
             return args[0].to(*args[1:] or ["cuda"])
         asked = [gpu for gpu in map(number, tree_leaves((args, kwargs))) if gpu is not None]

@@ -1,0 +1,275 @@
+"""Train with TP by hand: torchrun --standalone --nproc_per_node=2 by_hand/tensor_parallel.py 50 10
+
+Trains for 50 epochs and saves a snapshot every 10. Started again, it resumes from the snapshot;
+to start afresh, delete the file or name another one with --snapshot_path.
+To train your own model, replace ToyModel, ToyDataset and the lines of main that build them.
+"""
+
+import argparse
+import os
+import socket
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from tqdm import tqdm
+
+SHARD_DIMS = {"net1.weight": 0, "net1.bias": 0, "net2.weight": 1}  # net2.bias is replicated
+
+
+def sum_over_ranks(tensor):
+    total = tensor.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total)
+    return total
+
+
+class AllReduceForward(torch.autograd.Function):
+    """Sums a tensor over all ranks; leaves its gradient as it is."""
+
+    @staticmethod
+    def forward(ctx, tensor):
+        return sum_over_ranks(tensor)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+class AllReduceBackward(torch.autograd.Function):
+    """Leaves a tensor as it is; sums its gradient over all ranks."""
+
+    @staticmethod
+    def forward(ctx, tensor):
+        return tensor
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return sum_over_ranks(gradient)
+
+
+class ColumnParallelLinear(nn.Linear):
+    """Computes this rank's outputs, from all inputs."""
+
+    def forward(self, inputs):
+        return super().forward(AllReduceBackward.apply(inputs))
+
+
+class RowParallelLinear(nn.Linear):
+    """Computes a part of every output's sum from this rank's inputs, and adds up the parts."""
+
+    def forward(self, inputs):
+        partial_sums = nn.functional.linear(inputs, self.weight)
+        return AllReduceForward.apply(partial_sums) + self.bias  # added once, not on each rank
+
+
+def shard(tensor, dim):
+    """Returns this rank's shard of a whole tensor."""
+    world_size = dist.get_world_size()
+    if tensor.size(dim) % world_size:
+        sys.exit(f"--nproc_per_node must divide {tensor.size(dim)}, the size of a sharded layer")
+    return tensor.chunk(world_size, dim)[dist.get_rank()].clone()
+
+
+def gather(shard, dim):
+    """Returns the whole tensor, on all ranks."""
+    shards = [torch.empty_like(shard) for _ in range(dist.get_world_size())]
+    dist.all_gather(shards, shard)
+    return torch.cat(shards, dim)
+
+
+class ToyModel(nn.Module):
+    """Maps inputs of shape (batch, 10) to outputs of shape (batch, 5)."""
+
+    def __init__(self):
+        super().__init__()
+        self.net1 = ColumnParallelLinear(10, 10)
+        self.relu = nn.ReLU()
+        self.net2 = RowParallelLinear(10, 5)
+
+    def forward(self, inputs):
+        return self.net2(self.relu(self.net1(inputs)))
+
+
+class ToyDataset(Dataset):
+    """`size` inputs of shape (10,), each with a target of shape (5,), a linear function of it."""
+
+    def __init__(self, size):
+        generator = torch.Generator().manual_seed(0)  # the same samples each time
+        self.inputs = torch.randn(size, 10, generator=generator)
+        self.targets = self.inputs @ torch.randn(10, 5, generator=generator)
+
+    def __len__(self):
+        return len(self.inputs)
+
+    def __getitem__(self, index):
+        return self.inputs[index], self.targets[index]
+
+
+class Trainer:
+    """Trains `model`, already on `device`, for `args.total_epochs`; resumes if a snapshot exists.
+
+    A snapshot holds everything needed to resume: the state_dicts of `model` and `optimizer`, and
+    `epochs_run`, the number of completed epochs, which is the index of the next one.
+    """
+
+    def __init__(self, model, train_loader, loss_fn, optimizer, device, args):
+        self.model = model
+        self.train_loader = train_loader
+        self.loss_fn = loss_fn
+        self.optimizer = optimizer
+        self.device = device
+        self.args = args
+        self.is_main = dist.get_rank() == 0  # logs for all ranks
+        self.epochs_run = 0
+        self.total_loss = torch.zeros((), device=device)  # sum over the epoch's samples so far
+        self._load_snapshot(args.snapshot_path)
+        for tensor in model.state_dict().values():
+            dist.broadcast(tensor, src=0)
+        self._convert_state(shard)
+
+    def _convert_state(self, function):
+        """Applies `shard` or `gather` to each sharded weight and its optimizer state."""
+        for name, dim in SHARD_DIMS.items():
+            weight = self.model.get_parameter(name)
+            weight.data = function(weight.data, dim)
+            state = self.optimizer.state[weight]
+            for key, value in state.items():
+                if value.dim() > 0:  # AdamW's step count is the same on all ranks
+                    state[key] = function(value, dim)
+
+    def _run_batch(self, inputs, targets):
+        self.optimizer.zero_grad()
+        loss = self.loss_fn(self.model(inputs), targets)
+        loss.backward()
+        self.optimizer.step()
+        self.total_loss += loss.detach() * len(inputs)
+
+    def _run_epoch(self, epoch):
+        """Trains one epoch and sets `self.loss` to its mean loss per sample."""
+        # A resumed run must have the same sample order and dropout as an uninterrupted one.
+        self.train_loader.sampler.set_epoch(epoch)
+        torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
+        for inputs, targets in self.train_loader:
+            inputs = inputs.to(self.device, non_blocking=True)
+            targets = targets.to(self.device, non_blocking=True)
+            self._run_batch(inputs, targets)
+        self.loss = self._mean_loss()
+
+    def _mean_loss(self):
+        return self.total_loss.item() / self.train_loader.sampler.total_size
+
+    def _save_snapshot(self):
+        finite = torch.stack([weight.isfinite().all() for weight in self.model.parameters()]).all()
+        if not finite:
+            sys.exit("cannot save: a weight is nan or inf; lower the learning rate?")
+        if not self.is_main:
+            return
+        snapshot = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "epochs_run": self.epochs_run,
+        }
+        path = self.args.snapshot_path
+        tmp_path = f"{path}.tmp"
+        try:
+            with open(tmp_path, "wb") as file:
+                torch.save(snapshot, file)
+                file.flush()
+                os.fsync(file.fileno())
+            torch.load(tmp_path, map_location="meta", weights_only=True)  # checks that it loads
+            os.replace(tmp_path, path)  # atomic: `path` is always a complete snapshot
+        except Exception as error:
+            sys.exit(f"cannot save {path}: disk full, second run, or not plain numbers? {error}")
+        self._log(f"epoch {self.epochs_run} | loss {self.loss:.4g} | saved {path}")
+
+    def _load_snapshot(self, source):
+        try:
+            snapshot = torch.load(source, map_location="cpu", weights_only=True)
+            self.model.load_state_dict(snapshot["model"])
+            self.optimizer.load_state_dict(snapshot["optimizer"])
+            self.epochs_run = snapshot["epochs_run"]
+        except FileNotFoundError:
+            return  # there is no snapshot yet
+        except Exception as error:
+            sys.exit(f"cannot load {source}: move it or set another --snapshot_path\n{error!r}")
+
+    def _log(self, message):
+        if not self.is_main:
+            return
+        tqdm.write(f"{message}\n", end="")  # one write: processes may share a log
+
+    def train(self):
+        total = self.args.total_epochs
+        steps = f"{len(self.train_loader)} steps per epoch"
+        self._log(f"{self.epochs_run} of {total} epochs done, {steps}, on {self.device}")
+        if self.epochs_run >= total:
+            self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
+        epochs = range(self.epochs_run, total)
+        # With disable=None, tqdm shows the bar on a terminal only.
+        progress = tqdm(epochs, unit="epoch", disable=None if self.is_main else True)
+        for epoch in progress:
+            self._run_epoch(epoch)
+            progress.set_postfix(loss=f"{self.loss:.4g}")
+            self.epochs_run = epoch + 1
+            self.total_loss.zero_()
+            if self.epochs_run % self.args.save_every == 0 or self.epochs_run == total:
+                self._convert_state(gather)  # a collective: snapshots have whole tensors
+                self._save_snapshot()
+                self._convert_state(shard)
+
+
+def parse_args():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("total_epochs", nargs="?", type=int, default=50)
+    parser.add_argument("save_every", nargs="?", type=int, default=10, help="epochs per snapshot")
+    parser.add_argument("--batch_size", type=int, default=32, help="samples per step")
+    parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
+    parser.add_argument("--snapshot_path", default="snapshot.pt")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    if "LOCAL_RANK" not in os.environ:
+        parser.error("start this script with torchrun, as its first lines show")
+    if min(args.total_epochs, args.save_every, args.batch_size) < 1 or args.num_workers < 0:
+        parser.error("epochs and batch size must be 1 or more, --num_workers 0 or more")
+    if not args.snapshot_path or not os.access(os.path.dirname(args.snapshot_path) or ".", os.W_OK):
+        parser.error(f"cannot write {args.snapshot_path}: create its folder, or set another path")
+    return args
+
+
+@record  # torchrun then shows the traceback of the rank that failed first
+def main(args):
+    local_rank = int(os.environ["LOCAL_RANK"])
+    if torch.cuda.is_available():
+        if local_rank >= torch.cuda.device_count():
+            sys.exit(f"{socket.gethostname()} has too few GPUs: lower --nproc_per_node")
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    torch.manual_seed(args.seed)
+    dataset = ToyDataset(2048)
+    model = ToyModel().to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    loss_fn = nn.MSELoss()
+    sampler = DistributedSampler(dataset, num_replicas=1, rank=0, seed=args.seed)
+    train_loader = DataLoader(
+        dataset,
+        args.batch_size,
+        sampler=sampler,
+        num_workers=args.num_workers,
+        pin_memory=device.type == "cuda",
+    )
+    Trainer(model, train_loader, loss_fn, optimizer, device, args).train()
+    if device.type == "cpu":
+        time.sleep(0.1)  # else gloo may abort at exit (pytorch#190489)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(parse_args())
