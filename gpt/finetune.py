@@ -564,8 +564,12 @@ def main(args):
     fully_shard(model, **fsdp_config)
     model.to_empty(device=device)  # memory for this rank's shards
     model.model.rotary_emb = rotary_class(config).to(device)  # computed, and so in no file
+    embedding = model.model.embed_tokens
+    if hasattr(embedding, "embed_scale"):  # Gemma's is computed, too
+        embedding.embed_scale.fill_(embedding.scalar_embed_scale)
     computed = set(dict(model.named_buffers())) - set(model.state_dict())
-    others = [name for name in computed if not name.startswith("model.rotary_emb.")]
+    filled = ("model.rotary_emb.", "model.embed_tokens.embed_scale")
+    others = [name for name in computed if not name.startswith(filled)]
     if others:
         sys.exit(f"{args.model} has {others}, which are in no file: not the layout of Llama")
     load_pretrained(model, args.model)

@@ -686,7 +686,7 @@ def main(args):
         sys.exit(f"--tp_size {args.tp_size} does not divide the {dist.get_world_size()} ranks")
     dp_size = dist.get_world_size() // args.tp_size
     mesh = init_device_mesh(device.type, (dp_size, args.tp_size), mesh_dim_names=("dp", "tp"))
-    mesh._flatten()  # for the norm of gradients: one all-reduce, and not one per dimension
+    mesh._flatten()  # private; without it, the norm of gradients takes two all-reduces
     tp.parallelize_module(model, mesh["tp"], TP_PLAN)
     if args.tie_word_embeddings:  # sharding has made two matrices of it
         model.lm_head.weight = model.model.embed_tokens.weight

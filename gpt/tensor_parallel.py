@@ -563,7 +563,7 @@ def main(args):
         sys.exit(f"--tp_size {args.tp_size} does not divide the {dist.get_world_size()} ranks")
     dp_size = dist.get_world_size() // args.tp_size
     mesh = init_device_mesh(device.type, (dp_size, args.tp_size), mesh_dim_names=("dp", "tp"))
-    mesh._flatten()  # for the norm of gradients: one all-reduce, and not one per dimension
+    mesh._flatten()  # private; without it, the norm of gradients takes two all-reduces
     tp.parallelize_module(model, mesh["tp"], TP_PLAN)
     fsdp_config = {"mesh": mesh["dp"]}
     if torch.cuda.is_bf16_supported(including_emulation=False):

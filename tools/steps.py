@@ -69,7 +69,7 @@ GPT = [
     Step("gpt/tokens.py", "gpt/llama.py", 111),
     Step("gpt/llama.py", "gpt/documents.py", 57),
     Step("gpt/llama.py", "gpt/chunked_loss.py", 27),
-    Step("gpt/accumulate.py", "gpt/finetune.py", 235),  # 104 of them are the GPT, which goes
+    Step("gpt/accumulate.py", "gpt/finetune.py", 239),  # 104 of them are the GPT, which goes
     Step("gpt/finetune.py", "gpt/finetune_chat.py", 91),
     Step("gpt/fsdp.py", "gpt/hsdp.py", 17),
     Step("gpt/fsdp.py", "gpt/tensor_parallel.py", 46),

@@ -48,10 +48,20 @@ def save_logits(model, tokenizer, args):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("kind", "tied"), first(1, [("Qwen3", True), ("Llama", False)]))
-def test_finetuned(shell, kind, tied):
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    first(
+        1,
+        [
+            ("Qwen3", {"tie_word_embeddings": True}),
+            ("Llama", {"tie_word_embeddings": False}),
+            ("Gemma3Text", {"sliding_window": 4, "sliding_window_pattern": 2}),
+        ],
+    ),
+)
+def test_finetuned(shell, kind, changes):
     """One rank, and three stopped in mid-epoch: equal; what was exported is what was trained."""
-    make_model(shell.folder / "model", kind, torch.float32, tie_word_embeddings=tied)
+    make_model(shell.folder / "model", kind, torch.float32, **changes)
     options = "--learning_rate 0.3"
     start(shell, 1, "one", PLAIN_SGD + LOGITS, options).succeeds()
     stop = {"SIGNAL": "15", "SIGNAL_AT": f"0 {3 * BATCH_SIZE}"}
@@ -61,7 +71,7 @@ def test_finetuned(shell, kind, tied):
     options += " --recompute --micro_batch_size 3"
     output = start(shell, 3, "several", PLAIN_SGD + LOGITS, options).succeeds()
     assert output.endswith("exported to several_exported\n")
-    make_model(shell.folder / "shallow", kind, tie_word_embeddings=tied, num_hidden_layers=1)
+    make_model(shell.folder / "shallow", kind, num_hidden_layers=1, **changes)
     job = start(shell, 1, "several", "", "--model shallow")
     job.fails("saved by a model of model.config.num_hidden_layers=2, ", "num_hidden_layers=1, ")
 
