@@ -4,7 +4,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export OMP_NUM_THREADS ?= 1
 
 # What cog fills, and what it needs for that.
-COG := -I . -p "from tools.pages.fences import essential, faulty, fence, line_numbers, step, table, tree" \
+COG := -I . -p "from tools.pages.fences import essential, faulty, fence, line_numbers, table, tree" \
   README.md docs/*.md docs/*/*.md
 
 SHELL_FILES := $(filter-out slurm/site.sh,$(wildcard slurm/*.sbatch slurm/*.sh slurm/sites/*.sh schedulers/*.sh .ci/*))

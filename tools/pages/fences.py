@@ -184,17 +184,6 @@ def essential(file, *texts):
     print("```diff", *shown, "```", sep="\n")
 
 
-def step():
-    """Prints the training step of singlegpu.py, with its share of the file's lines."""
-    parts = units("singlegpu.py")
-    sizes = {unit: sum(1 for line in lines if line.strip()) for unit, lines in parts.items()}
-    save, own = sizes["Trainer._save_snapshot"], sizes["Trainer._run_batch"]
-    total = sum(sizes.values())
-    print(f"The file has {total} lines; {save} save the snapshot, {own} are the step:")
-    code = textwrap.dedent("\n".join(parts["Trainer._run_batch"])).strip()
-    print("```python", code, "```", sep="\n")
-
-
 def faulty(number):
     """Prints the functions of a faulty script that its edits have changed, for docs/faults.md."""
     fault = FAULTS[number - 1]
