@@ -100,7 +100,7 @@ class Trainer:
         self.optimizer = optimizer
         self.device = device
         self.args = args
-        self.is_main = dist.get_rank() == 0  # logs for all ranks
+        self.is_main = dist.get_rank() == 0  # logs and saves for all ranks
         self.data_key = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # sample order
         self.epochs_run = 0
         self.samples_run = 0
@@ -115,7 +115,7 @@ class Trainer:
         self.total_loss = torch.zeros((), device=device)  # sum over the epoch's samples so far
         self._load_snapshot(args.snapshot_path)
         self._agree_on_start()
-        self.model = nn.parallel.DistributedDataParallel(model)
+        self.model = nn.parallel.DistributedDataParallel(model)  # averages gradients
 
     def _request_stop(self, signum, frame):
         self.stop_requested = True
@@ -206,7 +206,7 @@ class Trainer:
             torch.load(tmp_path, map_location="meta", weights_only=True)  # checks that it loads
             os.replace(tmp_path, path)  # atomic: `path` is always a complete snapshot
         except Exception as error:
-            sys.exit(f"cannot save {path}: disk full, second run, or not plain numbers? {error}")
+            sys.exit(f"cannot save {path}: disk full, second run, or not plain numbers? {error!r}")
         trained = f"epoch {self.epochs_run} + {self.samples_run} samples"
         self._log(f"{trained} | loss {self.loss:.4g} | saved {path}")
 

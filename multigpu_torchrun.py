@@ -61,11 +61,11 @@ class Trainer:
         self.optimizer = optimizer
         self.device = device
         self.args = args
-        self.is_main = dist.get_rank() == 0  # logs for all ranks
+        self.is_main = dist.get_rank() == 0  # logs and saves for all ranks
         self.epochs_run = 0
         self.total_loss = torch.zeros((), device=device)  # sum over the epoch's samples so far
         self._load_snapshot(args.snapshot_path)
-        self.model = nn.parallel.DistributedDataParallel(model)
+        self.model = nn.parallel.DistributedDataParallel(model)  # averages gradients
 
     def _run_batch(self, inputs, targets):
         self.optimizer.zero_grad()
@@ -110,7 +110,7 @@ class Trainer:
             torch.load(tmp_path, map_location="meta", weights_only=True)  # checks that it loads
             os.replace(tmp_path, path)  # atomic: `path` is always a complete snapshot
         except Exception as error:
-            sys.exit(f"cannot save {path}: disk full, second run, or not plain numbers? {error}")
+            sys.exit(f"cannot save {path}: disk full, second run, or not plain numbers? {error!r}")
         self._log(f"epoch {self.epochs_run} | loss {self.loss:.4g} | saved {path}")
 
     def _load_snapshot(self, source):

@@ -101,7 +101,7 @@ class Trainer:
             torch.load(tmp_path, map_location="meta", weights_only=True)  # checks that it loads
             os.replace(tmp_path, path)  # atomic: `path` is always a complete snapshot
         except Exception as error:
-            sys.exit(f"cannot save {path}: disk full, second run, or not plain numbers? {error}")
+            sys.exit(f"cannot save {path}: disk full, second run, or not plain numbers? {error!r}")
         self._log(f"epoch {self.epochs_run} | loss {self.loss:.4g} | saved {path}")
 
     def _load_snapshot(self, source):

@@ -154,7 +154,7 @@ class Trainer:
         self.optimizer = optimizer
         self.device = device
         self.args = args
-        self.is_main = dist.get_rank() == 0  # logs for all ranks
+        self.is_main = dist.get_rank() == 0  # logs and saves for all ranks
         self.shape = model.shape
         self.data_key = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # sample order
         files = [(str(path), path.stat().st_size) for path in args.text]
@@ -174,7 +174,7 @@ class Trainer:
         self.total_loss = torch.zeros((), device=device)  # sum over the epoch's samples so far
         self._load_snapshot(args.snapshot_path)
         self._agree_on_start()
-        self.model = nn.parallel.DistributedDataParallel(model)
+        self.model = nn.parallel.DistributedDataParallel(model)  # averages gradients
 
     def _request_stop(self, signum, frame):
         self.stop_requested = True
@@ -191,7 +191,7 @@ class Trainer:
         return stop > 0
 
     def _agree_on_start(self):
-        """Exits unless all nodes have the newest snapshot and the same data."""
+        """Exits unless all ranks start at the same position, with the same seed and data."""
         starts = [None] * dist.get_world_size()
         dist.all_gather_object(starts, (self.epochs_run, self.samples_run, self.data_key))
         if len(set(starts)) > 1:
@@ -295,7 +295,7 @@ class Trainer:
             torch.load(tmp_path, map_location="meta", weights_only=True)  # checks that it loads
             os.replace(tmp_path, path)  # atomic: `path` is always a complete snapshot
         except Exception as error:
-            sys.exit(f"cannot save {path}: disk full, second run, or not plain numbers? {error}")
+            sys.exit(f"cannot save {path}: disk full, second run, or not plain numbers? {error!r}")
         trained = f"epoch {self.epochs_run} + {self.samples_run} samples"
         self._log(f"{trained} | loss {self.loss:.4g} | saved {path}")
 

@@ -183,7 +183,7 @@ class Trainer:
         self.optimizer = optimizer
         self.device = device
         self.args = args
-        self.is_main = dist.get_rank() == 0  # logs for all ranks
+        self.is_main = dist.get_rank() == 0  # logs and saves for all ranks
         self.shape = model.shape
         self.data_key = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # sample order
         paths = [args.data / "tokenizer.json", *sorted(args.data.glob("*.uint*"))]
@@ -248,7 +248,7 @@ class Trainer:
             sys.exit(f"the gradient of step {step:.0f} is nan or inf: {skip}")
 
     def _agree_on_start(self):
-        """Exits unless all nodes have the newest snapshot and the same data."""
+        """Exits unless all ranks start at the same position, with the same seed and data."""
         starts = [None] * dist.get_world_size()
         dist.all_gather_object(starts, (self.snapshot and self.snapshot.name, self.data_key))
         if len(set(starts)) > 1:

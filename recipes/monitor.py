@@ -66,14 +66,14 @@ class Trainer:
         self.optimizer = optimizer
         self.device = device
         self.args = args
-        self.is_main = dist.get_rank() == 0  # logs for all ranks
+        self.is_main = dist.get_rank() == 0  # logs and saves for all ranks
         self.data_key = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # sample order
         self.epochs_run = 0
         self.steps_run = 0
         self.total_loss = torch.zeros((), device=device)  # sum over the epoch's samples so far
         self._load_snapshot(args.snapshot_path)
         self._agree_on_start()
-        self.model = nn.parallel.DistributedDataParallel(model)
+        self.model = nn.parallel.DistributedDataParallel(model)  # averages gradients
         self.samples = 0  # on this rank, since the last log line
         self.start_time = time.perf_counter()
         self.data_seconds = 0.0  # spent waiting for data
@@ -83,7 +83,7 @@ class Trainer:
             self.writer = SummaryWriter(log_dir, purge_step=self.steps_run + 1)
 
     def _agree_on_start(self):
-        """Exits unless all nodes have the newest snapshot and the same data."""
+        """Exits unless all ranks start at the same position, with the same seed and data."""
         starts = [None] * dist.get_world_size()
         dist.all_gather_object(starts, (self.epochs_run, self.data_key))
         if len(set(starts)) > 1:
@@ -169,7 +169,7 @@ class Trainer:
             torch.load(tmp_path, map_location="meta", weights_only=True)  # checks that it loads
             os.replace(tmp_path, path)  # atomic: `path` is always a complete snapshot
         except Exception as error:
-            sys.exit(f"cannot save {path}: disk full, second run, or not plain numbers? {error}")
+            sys.exit(f"cannot save {path}: disk full, second run, or not plain numbers? {error!r}")
         self._log(f"epoch {self.epochs_run} | loss {self.loss:.4g} | saved {path}")
 
     def _load_snapshot(self, source):
