@@ -197,7 +197,7 @@ torch.optim.SGD = lambda parameters, lr, **options: SGD(parameters, numpy.float6
 @pytest.mark.parametrize("script", ["singlegpu.py", "elastic_ddp.py"])
 def test_what_no_run_could_load_is_not_saved(shell, script):
     job = start(shell, script, "1", NUMPY_RATE, ranks=1)
-    job.fails("cannot save snapshot.pt: ", "or not plain numbers? Weights only load failed")
+    job.fails("cannot save snapshot.pt: ", "or not plain numbers? UnpicklingError(")
     assert "Unsupported global: GLOBAL numpy" in job.output
     assert not (shell.folder / "snapshot.pt").exists()
 

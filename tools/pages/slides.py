@@ -14,17 +14,19 @@ import markdown
 from pygments.formatters import HtmlFormatter
 
 from tools.pages.diffs import answers, format_lines, units_of_lines
-from tools.pages.extension import COG_FENCE
 from tools.pages.fences import changed_units, step_to
 from tools.steps import ROOT, STAGES
 
 REVEAL = ROOT / ".venv" / "slides" / "sphinx_revealjs" / "_static" / "revealjs"
-END = "<!-- [[[end]]] -->"
-MAX_HEIGHT = 21  # lines of code, and of what falls without them, on a slide
+FENCE = r'<!-- \[\[\[cog fence\("(.+?)", "(.+?)"\) \]\]\] -->\n```'
+GENERATED = r"<!-- \[\[\[cog .*?<!-- \[\[\[end\]\]\] -->"
+MAX_HEIGHT = 22  # lines of code, and of what falls without them, on a slide
+NO_CODE = r"$|#|import |from |\"\"\"|The |Of that |`"  # lines beside which no sentence stands
 WIDTH = 100  # letters in such a line
+SKIPPED = ("Write it yourself", "Exercises", "Try it")  # sections that a class has in another form
 OPTIONS = """{
   width: 1280, height: 720, margin: 0.04, center: false, hash: true, transition: "none",
-  plugins: [RevealNotes],
+  slideNumber: "h.v", plugins: [RevealNotes],
 }"""
 STYLE = """
 .reveal { font-size: 24px }
@@ -35,7 +37,8 @@ STYLE = """
 .reveal .line { display: block; white-space: pre; text-decoration: none }
 .reveal ins.line { background: #dafbe1 } .reveal del.line { background: #ffebe9 }
 .reveal .caption, .reveal .without { font-size: 20px; margin: 0.2em 0; line-height: 1.25 }
-.reveal svg { height: 500px; width: auto }
+.reveal svg { height: 420px; width: auto } .reveal .later { opacity: 0.2 }
+.reveal .command { background: #f6f8fa; padding: 0.4em } .reveal .output { color: #59636e }
 .reveal .gap { color: #59636e }
 """
 
@@ -45,57 +48,57 @@ def sections(page):
     title, *parts = re.split(r"^## ", (ROOT / "docs" / page).read_text(), flags=re.MULTILINE)
     for part in [title.removeprefix("# "), *parts]:
         heading, _, text = part.partition("\n")
-        blocks = re.findall(COG_FENCE, text)
-        prose = re.sub(rf"{COG_FENCE}.*?{re.escape(END)}", "", text, flags=re.DOTALL)
-        prose = re.sub(
-            r"^```.*?^```|<.*?>|!\[.*?\]\(.*?\)", "", prose, flags=re.DOTALL | re.MULTILINE
-        )
-        yield heading, blocks, prose.strip()
+        prose = re.sub(f"{GENERATED}|<summary>.*?</summary>|<!--.*?-->", "", text, flags=re.DOTALL)
+        prose = re.sub(r"</?details.*?>|!\[.*?\]\(.*?\)", "", prose, flags=re.DOTALL)
+        prose = re.sub(r"\]\((\w+)\.md", r"](\1.html", prose)  # the site's pages, beside the slides
+        yield heading, re.findall(FENCE, text), prose.strip()
 
 
 def height(lines, sentences):
-    return len(lines) + sum(2 + len(sentence) // WIDTH for sentence in sentences)
+    return len(lines) + sum(1 + len(sentence) // WIDTH for sentence in sentences)
 
 
-def sentence(lines, without):
-    """Returns what falls without changed lines, of which it names the first."""
-    line = next((line for line in lines if line[0] == "+"), lines[0])
+def sentence(line, without):
+    """Returns what falls without a changed line."""
     code = f"<code>{escape(line[1:].partition('  # ')[0].strip(' :'))}</code>"
     return f"{'Without' if line[0] == '+' else 'With'} {code}: {escape(without)}"
 
 
-def parts(file, unit):
-    """Yields the parts of a block that fit on a slide: lines, their units, what falls without."""
-    lines, units, sentences = [], [], {}
+def parts(file, unit, told):
+    """Yields the parts of a block that fit on a slide: lines, their units, what falls without.
+
+    Each sentence comes once, beside a line of code: `told` has the units that came before.
+    """
+    lines, units, sentences = [], [], []
     step = step_to(file)
     known = iter(units_of_lines(file)[unit] if step.base else [])
     for line in changed_units(step)[unit]:
         line = line if step.base else f" {line}"
         changed = line[0] in "+-"
         name = next(known, None) if changed else None
-        new = {}
-        if name and name not in sentences:
-            answer = answers()[file][int(name.rpartition(":")[2])]
-            new = {name: sentence(answer["lines"], answer["without"])}
-        if lines and height([*lines, line], [*sentences.values(), *new.values()]) > MAX_HEIGHT:
-            yield lines, units, sentences.values()
-            lines, units, sentences = [], [], {}
+        new = []
+        if name and name not in told and not re.match(NO_CODE, line[1:].strip()):
+            new = [sentence(line, answers()[file][int(name.rpartition(":")[2])]["without"])]
+            told.add(name)
+        if lines and height([*lines, line], sentences + new) > MAX_HEIGHT:
+            yield lines, units, sentences
+            lines, units, sentences = [], [], []
         lines.append(line or " ")
-        sentences |= new
+        sentences += new
         units += [name] if changed else []
-    yield lines, units, sentences.values()
+    yield lines, units, sentences
 
 
 def slide(content, notes=""):
-    html = markdown.markdown(notes, extensions=["tables"])
+    html = markdown.markdown(notes, extensions=["tables", "fenced_code"])
     return f'<section>{content}<aside class="notes">{html}</aside></section>'
 
 
-def code_slides(heading, file, unit, notes):
+def code_slides(heading, file, unit, notes, told):
     """Returns the slides of one block."""
     language = "python" if file.endswith(".py") else "bash"
     slides = []
-    for lines, units, sentences in parts(file, unit):
+    for lines, units, sentences in parts(file, unit, told):
         code = format_lines(lines, language, units)
         falls = "".join(f'<p class="without">{text}</p>' for text in sentences)
         slides.append(
@@ -112,23 +115,36 @@ def code_slides(heading, file, unit, notes):
 def stage(file):
     """Returns the slides of one stage."""
     name = file.removesuffix(".py")
-    text = (ROOT / "docs" / f"{name}.md").read_text()
     (title, _, prose), *others = sections(f"{name}.md")
-    shown = [step_to(file).base, file] if step_to(file).base else [file]
-    columns = [(ROOT / f"docs/assets/chain/{Path(f).stem}.svg").read_text() for f in shown]
+    columns = ""
+    for shown in STAGES:
+        picture = (ROOT / f"docs/assets/chain/{Path(shown).stem}.svg").read_text()
+        later = STAGES.index(shown) > STAGES.index(file)
+        columns += f'<span class="{"later" if later else ""}">{picture}</span>'
     intro = markdown.markdown(prose.partition("\n\n")[0])
-    slides = [slide(f"<h1>{escape(title)}</h1>{intro}<p>{''.join(columns)}</p>", prose)]
-    run = ""
-    for kind in ("sh", "text"):
-        first = re.search(f"^```{kind}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-        run += f"<pre><code>{escape(first[1])}</code></pre>"
-    slides.append(slide(f"<h2>Run it</h2>{run}"))
+    slides = [slide(f"<h1>{escape(title)}</h1>{intro}<p>{columns}</p>", prose)]
+    slides.append(slide(f"<h2>Run it</h2>{commands(prose)}"))
+    told = set()
     for heading, blocks, notes in others:
-        for block_file, unit in blocks:
-            if block_file == file and unit != "docstring":
-                slides += code_slides(heading, file, unit, notes)
-                notes = ""
+        units = [unit for block, unit in blocks if block == file and unit != "docstring"]
+        for unit in units:
+            slides += code_slides(heading, file, unit, notes, told)
+            notes = ""
+        if not blocks and heading not in SKIPPED:
+            intro = markdown.markdown(notes.partition("\n\n")[0])
+            slides.append(slide(f"<h2>{escape(heading)}</h2>{intro}{commands(notes)}", notes))
     return f"<section>{''.join(slides)}</section>"
+
+
+def commands(prose):
+    """Returns the first command of a section, and its output, cut to what fits."""
+    html = ""
+    for kind, look in (("sh", "command"), ("text", "output")):
+        found = re.search(f"^```{kind}\n(.*?)^```", prose, re.DOTALL | re.MULTILINE)
+        if found:
+            text = "\n".join(found[1].splitlines()[: MAX_HEIGHT // 2])
+            html += f'<pre class="{look}"><code>{escape(text)}</code></pre>'
+    return html
 
 
 def page():
