@@ -1,7 +1,9 @@
 # shellcheck shell=bash
-# Read, not run. CSC, Puhti: four V100 per node, 40 cores. From run-ddp-gpu8.sh of
+# Read in the source below, not run by us.
+# CSC, Puhti: four V100 per node, 40 cores. From run-ddp-gpu8.sh of
 # https://github.com/CSCfi/pytorch-ddp-examples (June 13, 2024). Copy it to slurm/site.sh.
 # In the job file: --gres=gpu:v100:4 (for --gpus-per-node), --cpus-per-task=40 (for --cpus-per-gpu),
 # --mem=0 (for --mem-per-gpu), and your --account and --partition.
 module purge
 module load pytorch
+export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK  # Slurm 22.05 and newer do not hand it on

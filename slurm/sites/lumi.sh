@@ -1,8 +1,10 @@
 # shellcheck shell=bash
-# Read, not run. LUMI-G: eight GPUs per node (four MI250X of two), 56 of its cores, through a container.
+# Read in the source below, not run by us.
+# LUMI-G: eight GPUs per node (four MI250X of two), 56 of its cores, through a container.
 # From 05-multi-gpu-and-node/run_ddp_torchrun_4.sh of
 # https://github.com/Lumi-supercomputer/LUMI-AI-Guide (May 19, 2026). Copy it to slurm/site.sh.
-# In the job file: --gpus-per-node=8 --cpus-per-gpu=7 --mem-per-gpu=60G, your --account and --partition.
+# In the job file: --gpus-per-node=8 --cpus-per-gpu=7 --mem-per-gpu=60G, and your --account and
+# --partition.
 module purge
 module use /appl/local/laifs/modules
 module load lumi-aif-singularity-bindings

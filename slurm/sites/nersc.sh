@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Read, not run. NERSC, Perlmutter: four A100 per node, one CPU with 64 cores. From submit_pm_dp.sh of
+# Read in the source below, not run by us.
+# NERSC, Perlmutter: four A100 per node, one CPU with 64 cores. From submit_pm_dp.sh of
 # https://github.com/NERSC/sc24-dl-tutorial (February 5, 2025), which runs a container of Shifter's.
 # Copy it to slurm/site.sh. In the job file: --constraint=gpu --qos=regular --gpus-per-node=4
 # --cpus-per-gpu=32 --image=nersc/pytorch:24.08.01 --module=gpu,nccl-plugin, and your --account.

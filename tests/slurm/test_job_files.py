@@ -70,6 +70,5 @@ def test_site(path, tmp_path):
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("--label --ntasks=2 ")
     assert result.stdout.endswith(" torchrun --nnodes=2 train.py\n")
-    assert re.search(
-        r"# Read, not run\..*https://.*\((\w+ \d+, 20\d\d)\)", path.read_text(), re.DOTALL
-    )
+    head = r"# Read in the source below, not run by us\..*https://.*\((\w+ \d+, 20\d\d)\)"
+    assert re.search(head, path.read_text(), re.DOTALL)

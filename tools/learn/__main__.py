@@ -149,7 +149,10 @@ class Attempt:
 
 
 def ask(exercise):
-    """Asks for a prediction, and runs what it is about; returns "passed", or the key to leave."""
+    """Asks for a prediction, and runs what it is about.
+
+    Returns "passed", "seen" if the prediction was wrong, or the key to leave.
+    """
     choices = exercise.choices.split(", ")
     say(f"Type {' or '.join(choices)}, and Enter.")
     say(KEYS)
@@ -166,7 +169,7 @@ def ask(exercise):
     found = exercise.answer()
     print()
     say(f"You said {typed}, and it is {found}. {exercise.why}")
-    return "passed"
+    return "passed" if typed == str(found) else "seen"
 
 
 def learn(progress, folder):
@@ -180,8 +183,9 @@ def learn(progress, folder):
         result = ask(exercise) if isinstance(exercise, Predict) else Attempt(exercise, folder).run()
         if result == "q":
             return
-        if result == "passed":
-            progress.passed[exercise.key] = version()
+        if result in ("passed", "seen"):
+            note = "" if result == "passed" else ", after a wrong prediction"
+            progress.passed[exercise.key] = f"{version()}{note}"
         exercise = progress.following(skip=True)
         progress.write()
     print(f"\n{progress.overview()}")
@@ -189,15 +193,21 @@ def learn(progress, folder):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("script", nargs="?", help="begin with its exercises, such as multinode")
     parser.add_argument("--report", action="store_true", help="write what is passed into a file")
     parser.add_argument("--folder", type=Path, default=Path("exercises"), help="of your files")
     args = parser.parse_args()
     progress = Progress(read_exercises(), args.folder)
+    stages = dict.fromkeys(exercise.stage for exercise in progress.exercises)
+    if args.script:
+        if args.script not in stages:
+            parser.error(f"no exercises are of {args.script}, but of {', '.join(stages)}")
+        progress.at = next(e.place for e in progress.exercises if e.stage == args.script)
     if args.report:
         progress.report()
         return
     print(f"{progress.overview()}\n")
-    for stage in dict.fromkeys(exercise.stage for exercise in progress.exercises):
+    for stage in stages:
         print(progress.marks(stage))
     if not sys.stdin.isatty():
         if exercise := progress.following(FileExercise):
