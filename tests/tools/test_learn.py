@@ -97,13 +97,14 @@ def start(folder):
 def test_the_loop(tmp_path):
     """A save is judged, h, s, n and q work, and what is passed stays so over a restart."""
     terminal = start(tmp_path)
-    terminal.expect("Predict")
-    terminal.expect("> ")
+    terminal.expect("Predict.*Ctrl-C.*  > ")
+    terminal.sendline("many")
+    terminal.expect("'many' is no answer")
     terminal.sendline("64")
     terminal.expect("You said 64, and it is 43")
     terminal.expect("Repair.*✓ > .*q: quit")
     terminal.send("hh")
-    terminal.expect("It starts as its page says.*Look at _run_batch")
+    terminal.expect("Look at _run_batch.*diff -U0")
     terminal.send("s")
     terminal.expect("about docs/singlegpu.md")
     file = tmp_path / "singlegpu" / "repair_2.py"
@@ -111,12 +112,16 @@ def test_the_loop(tmp_path):
     terminal.expect("FAIL  It starts")
     terminal.send("n")
     terminal.expect("Repair.*✓ . >.*q: quit")
+    terminal.send("b")
+    terminal.expect("Repair.*✓ > ..*q: quit")
+    terminal.send("n")
+    terminal.expect("Repair.*✓ . >.*q: quit")
     terminal.send("q")
     terminal.expect(pexpect.EOF)
 
-    terminal = start(tmp_path)
-    terminal.expect("1 of .* exercises passed.*Repair.*✓ . >.*q: quit")
     shutil.copy(ROOT / "singlegpu.py", tmp_path / "singlegpu" / "repair_3.py")
+    terminal = start(tmp_path)  # what was saved meanwhile is judged at once
+    terminal.expect("1 of .* exercises passed.*Repair.*✓ . >.*q: quit")
     terminal.expect("ok  Two runs begin alike")
     terminal.send("q")
     terminal.expect(pexpect.EOF)
@@ -124,7 +129,8 @@ def test_the_loop(tmp_path):
     assert said.stdout.startswith(f"{tmp_path}/report.txt says")
     version = run("git", "describe", "--always", "--dirty", "--tags").stdout.strip()
     lines = (tmp_path / "report.txt").read_text().splitlines()
-    assert f"singlegpu predict steps_of_one_process: passed at version {version}" in lines
+    wrong = f"passed at version {version}, after a wrong prediction"
+    assert f"singlegpu predict steps_of_one_process: {wrong}" in lines
     assert "no seed" not in str(lines)  # it was left before all checks
     assert "no seed" not in (tmp_path / "progress.json").read_text()
 
@@ -132,7 +138,7 @@ def test_the_loop(tmp_path):
 @pytest.mark.long
 def test_a_right_file_passes(tmp_path):
     terminal = start(tmp_path)
-    terminal.expect("> ")
+    terminal.expect("Predict.*Ctrl-C.*  > ")
     terminal.sendline("n")
     terminal.expect("Repair.*q: quit")
     shutil.copy(ROOT / "singlegpu.py", tmp_path / "singlegpu" / "repair_2.py")

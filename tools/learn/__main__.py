@@ -22,7 +22,7 @@ from tools.launch.scripts import end_at_signals
 from tools.learn.exercises import Exercise, FileExercise, Predict, read_exercises
 from tools.steps import ROOT
 
-KEYS = "h: hint   s: what it is about   n: skip   q: quit"
+KEYS = "h: hint   s: what it is about   n: next   b: back   q: quit (during a check: Ctrl-C)"
 
 
 def say(text):
@@ -52,7 +52,10 @@ class Progress:
     def __init__(self, exercises, folder):
         self.exercises = exercises
         self.file = folder / "progress.json"
-        read = json.loads(self.file.read_text()) if self.file.exists() else {}
+        try:
+            read = json.loads(self.file.read_text()) if self.file.exists() else {}
+        except json.JSONDecodeError:
+            sys.exit(f"{self.file} is damaged: delete it to begin afresh")
         self.passed = read.get("passed", {})
         self.at = read.get("at", "")
 
@@ -81,6 +84,11 @@ class Progress:
         still_open = (e for e in from_here if isinstance(e, kind) and e.key not in self.passed)
         return next(still_open, None)
 
+    def previous(self):
+        """Returns the exercise before the one where the learner is, passed or not."""
+        places = [exercise.place for exercise in self.exercises]
+        return self.exercises[max(0, places.index(self.at) - 1)]
+
     def report(self):
         """Writes a file that says what is passed; the names of others would give them away."""
         lines = [f"{name}: passed at version {at}" for name, at in self.passed.items()]
@@ -95,9 +103,11 @@ class Attempt:
 
     def __init__(self, exercise, folder):
         self.exercise = exercise
-        self.file = exercise.write(folder)
+        self.file = exercise.path(folder)
+        edited = self.file.exists() and self.file.read_text() != exercise.source()
+        exercise.write(folder)
         self.hints = iter(exercise.hints(folder))
-        self.judged = self.saved()
+        self.judged = 0 if edited else self.saved()  # what was saved before is judged at once
         self.left = ""  # the key that leaves it
 
     def saved(self):
@@ -114,7 +124,7 @@ class Attempt:
             say(next(self.hints, "There are no more hints."))
         elif typed == "s":
             say(f"It is about {self.exercise.about}.")
-        elif typed and typed in "nq":
+        elif typed and typed in "nbq":
             self.left = typed
         return bool(self.left) or self.saved() not in (0, self.judged)
 
@@ -154,18 +164,22 @@ def ask(exercise):
     Returns "passed", "seen" if the prediction was wrong, or the key to leave.
     """
     choices = exercise.choices.split(", ")
-    say(f"Type {' or '.join(choices)}, and Enter.")
+    say(f"Type {' or '.join(choices)}, or a key of the following, and Enter.")
     say(KEYS)
+    termios.tcflush(sys.stdin, termios.TCIFLUSH)  # what was typed before the question
     typed = ""
     while typed not in choices and not (choices == ["a number"] and typed.isdigit()):
-        if typed in ("n", "q"):
+        if typed in ("n", "b", "q"):
             return typed
         if typed in ("h", "s"):
             say(f"It is about {exercise.about}.")
+        elif typed:
+            say(f"{typed!r} is no answer: type {' or '.join(choices)}.")
         try:
             typed = input("  > ").strip().lower()
         except EOFError:
             typed = "q"
+    say("Running …")
     found = exercise.answer()
     print()
     say(f"You said {typed}, and it is {found}. {exercise.why}")
@@ -186,7 +200,7 @@ def learn(progress, folder):
         if result in ("passed", "seen"):
             note = "" if result == "passed" else ", after a wrong prediction"
             progress.passed[exercise.key] = f"{version()}{note}"
-        exercise = progress.following(skip=True)
+        exercise = progress.previous() if result == "b" else progress.following(skip=True)
         progress.write()
     print(f"\n{progress.overview()}")
 
@@ -216,7 +230,8 @@ def main():
             print("\nThis is no terminal. Edit the file, and have it judged by")
             print(f"  make check STAGE={exercise.stage} FILE={exercise.write(args.folder)}")
         return
-    from tools.launch.jobs import SERVERS  # which imports torch
+    print("\nLoading PyTorch …", flush=True)
+    from tools.launch.jobs import SERVERS
 
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # as the judge runs scripts
     for server in SERVERS:  # which load torch while the learner reads

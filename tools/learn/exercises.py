@@ -101,8 +101,10 @@ class FileExercise(Exercise):
     def hints(self, folder):
         from tools.judge.checks import explanation
 
+        # That of "starts" is about everything that may stop a script.
+        general = [] if self.check == "starts" else [": ".join(explanation(self.check))]
         answer = f"diff -U0 {self.path(folder)} {self.script}"
-        return [": ".join(explanation(self.check)), *self.own_hints(), f"The answer: {answer}"]
+        return [*general, *self.own_hints(), f"The answer: {answer}"]
 
     def own_hints(self):
         return []
@@ -122,7 +124,7 @@ class Repair(FileExercise):
 
     @property
     def task(self):
-        return f"The file has one fault. What you would notice: {self.text}"
+        return f"The file does one thing wrong. What you would notice: {self.text}"
 
     def source(self):
         return self.fault.source()
