@@ -100,7 +100,7 @@ CHECKED_BY_MAIN = {
 LATER = [step.file for step in steps.LATER_RECIPES]
 
 
-@pytest.mark.parametrize("script", [*SCRIPTS, *RECIPES, *LATER, *POSITIONAL])
+@pytest.mark.parametrize("script", dict.fromkeys([*SCRIPTS, *RECIPES, *LATER, *POSITIONAL]))
 def test_every_argument(script, tmp_path, monkeypatch, capsys):
     """Each number or path that could only fail later gets a line, so that no new one escapes."""
     monkeypatch.chdir(tmp_path)
