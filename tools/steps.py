@@ -46,7 +46,7 @@ RECIPES = [
 LATER_RECIPES = [  # of stages that save within an epoch
     Step("preemptible.py", "recipes/step_timeout.py", 32),
     Step("elastic_ddp.py", "recipes/own_disks.py", 9),
-    Step("elastic_ddp.py", "recipes/stream.py", 82),
+    Step("elastic_ddp.py", "recipes/stream.py", 81),
     Step("elastic_ddp.py", "recipes/save_after_failure.py", 25),
 ]
 BY_HAND = [
