@@ -346,7 +346,7 @@ def test_several(workshop, parts):
 )
 def test_uneven_shards(shell, parts):
     """With elastic_ddp.py, each sample of a batch of 63 counts once, in micro-batches as well."""
-    in_float32 = "torch.autocast = lambda *arguments: script.contextlib.nullcontext()\n"
+    in_float32 = "import contextlib\ntorch.autocast = lambda *arguments: contextlib.nullcontext()\n"
     composed, _ = write_composed(shell, ["elastic_ddp.py", *parts.split()])
     script = patch(shell.folder, composed, in_float32, "in_float32.py")
     micro = "--micro_batch_size 8" if "accumulation" in parts else ""
