@@ -260,7 +260,7 @@ class Trainer:
             sys.exit(f"the gradient of step {step:.0f} is nan or inf: {skip}")
 
     def _agree_on_start(self):
-        """Exits unless all ranks start at the same position, with the same seed and data."""
+        """Exits unless all ranks start at the same position, with the same seed and data size."""
         starts = [None] * dist.get_world_size()
         dist.all_gather_object(starts, (self.snapshot and self.snapshot.name, self.data_key))
         if len(set(starts)) > 1:

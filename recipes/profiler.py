@@ -75,7 +75,7 @@ class Trainer:
         self.profiler = torch.profiler.profile(schedule=schedule, on_trace_ready=self._save_trace)
 
     def _agree_on_start(self):
-        """Exits unless all ranks start at the same position, with the same seed and data."""
+        """Exits unless all ranks start at the same position, with the same seed and data size."""
         starts = [None] * dist.get_world_size()
         dist.all_gather_object(starts, (self.epochs_run, self.data_key))
         if len(set(starts)) > 1:

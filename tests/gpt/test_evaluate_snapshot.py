@@ -76,7 +76,6 @@ def test_val_loss(shell, request, monkeypatch, capsys, name, setup, tolerance):
     numbers = f"loss {val_loss:.4g} | perplexity {math.exp(val_loss):.4g} | {bits:.4g} bits"
     assert f" | 96 tokens | {numbers} per byte\n" in capsys.readouterr().out
     assert f"val loss {val_loss:.4g}\n" in output
-    print("differs by", losses[0] - val_loss)
 
 
 LLAMA = {"n_kv_head": 1, "n_hidden": 32, "rope_theta": 1e4, "norm_eps": 1e-6}

@@ -21,7 +21,8 @@ REVEAL = ROOT / ".venv" / "slides" / "sphinx_revealjs" / "_static" / "revealjs"
 FENCE = r'<!-- \[\[\[cog fence\("(.+?)", "(.+?)"\) \]\]\] -->\n```'
 GENERATED = r"<!-- \[\[\[cog .*?<!-- \[\[\[end\]\]\] -->"
 MAX_HEIGHT = 22  # lines of code, and of what falls without them, on a slide
-NO_CODE = r"$|#|import |from |\"\"\"|The |Of that |`"  # lines beside which no sentence stands
+# Beside these lines stands no sentence: blank ones, comments, imports, and prose of a docstring.
+NO_CODE = r'$|#|import |from |"""|The |`'
 WIDTH = 100  # letters in such a line
 SKIPPED = ("Write it yourself", "Exercises", "Try it")  # sections that a class has in another form
 OPTIONS = """{
@@ -150,15 +151,13 @@ def commands(prose):
 def page():
     """Returns the HTML of all slides."""
     styles = [(REVEAL / "dist" / name).read_text() for name in ("reveal.css", "theme/white.css")]
-    styles = [
-        re.sub(r"@import url\(.*?\);?", "", style) for style in styles
-    ]  # fonts from elsewhere
+    styles = re.sub(r"@import url\(.*?\);?", "", "".join(styles))  # fonts from elsewhere
     colors = HtmlFormatter(style="xcode").get_style_defs(".highlight")
     scripts = [(REVEAL / name).read_text() for name in ("dist/reveal.js", "plugin/notes/notes.js")]
     stages = "".join(map(stage, STAGES))
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Distributed PyTorch training, by diffs</title>
-<style>{"".join(styles)}{colors}{STYLE}</style></head>
+<style>{styles}{colors}{STYLE}</style></head>
 <body><div class="reveal"><div class="slides">{stages}</div></div>
 <script>{"</script><script>".join(scripts)}</script>
 <script>Reveal.initialize({OPTIONS})</script></body></html>
