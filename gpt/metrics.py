@@ -61,6 +61,10 @@ class GPT(nn.Module):
         self.blocks = nn.Sequential(*(Block(config) for _ in range(config.n_layer)))
         self.norm = nn.LayerNorm(config.n_embd)
         self.head = nn.Linear(config.n_embd, 256, bias=False)
+        num_embeddings = (256 + config.context) * config.n_embd
+        num_params = sum(p.numel() for p in self.parameters()) - num_embeddings
+        attention = 12 * config.n_layer * config.n_embd * config.context
+        self.flops_per_token = 6 * num_params + attention  # PaLM, appendix B
 
     @torch.no_grad()
     def init_weights(self, seed):
@@ -171,9 +175,12 @@ class Trainer:
         self.rng = torch.default_generator  # dropout draws from it
         if device.type == "cuda":
             self.rng = torch.cuda.default_generators[device.index]
-        self.first_bad_step = torch.tensor(math.inf, device=device)  # no gradient is nan so far
         self.recent_loss = torch.zeros((), device=device)  # sum since the last log line
         self.recent_samples = 0
+        self.flops_per_token = model.flops_per_token
+        self.tokens = 0  # so far, on this rank
+        self.start_time = time.perf_counter()
+        self._restart_clock()
         self.total_loss = torch.zeros((), device=device)  # sum over the epoch's samples so far
         self._load_snapshot(args.snapshot_path)
         self._agree_on_start()
@@ -191,17 +198,7 @@ class Trainer:
         self.check_every = int(1 / min(max(step_s, 0.01), 1))  # about once a second
         self.next_check += self.check_every
         self.checked_at = time.monotonic()
-        self._exit_if_gradient_was_bad()
         return stop > 0
-
-    def _exit_if_gradient_was_bad(self):
-        step = self.first_bad_step.item()
-        if step < math.inf:
-            epoch, batch = divmod(int(step) - 1, len(self.train_loader))
-            global_size = self.train_loader.batch_size * self.train_loader.sampler.num_replicas
-            skip = f"lower the learning rate, or skip the batch: --skip_steps {step:.0f}"
-            skip += f" (after epoch {epoch} + {batch * global_size} samples)"
-            sys.exit(f"the gradient of step {step:.0f} is nan or inf: {skip}")
 
     def _agree_on_start(self):
         """Exits unless all ranks start at the same position, with the same seed and data size."""
@@ -231,25 +228,19 @@ class Trainer:
     def _run_batch(self, inputs, targets):
         left = len(self.train_loader.dataset) - self.samples_run
         global_size = min(self.train_loader.batch_size * dist.get_world_size(), left)
-        step = self._steps_done() + 1
-        if step in self.args.skip_steps:
-            self._log(f"step {step} skipped")
-            self.samples_run += global_size  # their loss counts as 0
-            return
         for group in self.optimizer.param_groups:
             group["lr"] = self._learning_rate()
         self.optimizer.zero_grad()
         loss = self.loss_fn(self.model(inputs), targets)
         loss.backward()
         self.grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        bad_step = torch.where(self.grad_norm.isfinite(), math.inf, step)  # no wait for the GPU
-        self.first_bad_step = torch.minimum(self.first_bad_step, bad_step)
         self.optimizer.step()
         loss_sum = loss.detach() * global_size / dist.get_world_size()
         self.total_loss += loss_sum
         self.recent_loss += loss_sum
         self.recent_samples += global_size
         self.samples_run += global_size
+        self.tokens += inputs.numel()
 
     def _log_steps(self):
         """Logs the mean loss since the last log line, and figures of the latest step."""
@@ -258,9 +249,13 @@ class Trainer:
         norm = self.grad_norm.item()
         rate = self.optimizer.param_groups[0]["lr"]
         numbers = f"loss {loss:.4g} | grad norm {norm:.3g} | lr {rate:.3g}"
-        self._log(f"step {self._steps_done()} | {numbers}")
+        speed = self._throughput(self.tokens - self.tokens_before, self.time_before)
+        if self.device.type == "cuda":
+            speed += f" | peak memory {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB"
+        self._log(f"step {self._steps_done()} | {numbers} | {speed}")
         self.recent_loss.zero_()
         self.recent_samples = 0
+        self._restart_clock()
 
     @torch.no_grad()
     def _evaluate(self):
@@ -274,6 +269,21 @@ class Trainer:
         val_loss = total_loss.item() / (len(self.val_loader.sampler) * dist.get_world_size())
         self.model.train()
         self._log(f"val loss {val_loss:.4g}")
+        self._restart_clock()
+
+    def _restart_clock(self):
+        """Excludes the time until now, such as an evaluation's, from the next speed logged."""
+        self.tokens_before = self.tokens
+        self.time_before = time.perf_counter()
+
+    def _throughput(self, tokens, start_time):
+        """Formats tokens per second since `start_time`, and the MFU if a device's peak is given."""
+        tokens_per_second = tokens / (time.perf_counter() - start_time)  # of this rank
+        throughput = f"{tokens_per_second * dist.get_world_size():,.0f} tokens/s"
+        if self.args.peak_tflops:
+            flops_per_second = tokens_per_second * self.flops_per_token
+            throughput += f", MFU {flops_per_second / (self.args.peak_tflops * 1e12):.1%}"
+        return throughput
 
     def _run_epoch(self, epoch):
         """Trains the rest of an epoch and sets `self.loss` to its mean loss per sample."""
@@ -289,7 +299,7 @@ class Trainer:
             targets = targets.to(self.device, non_blocking=True)
             self._run_batch(inputs, targets)
             self.steps += 1
-            if self._steps_done() % self.args.log_every_steps == 0 and self.recent_samples > 0:
+            if self._steps_done() % self.args.log_every_steps == 0:
                 self._log_steps()
             stop = self.steps == self.next_check and self._any_rank_stops()
             if stop or self.steps % self.args.save_every_steps == 0:
@@ -307,7 +317,6 @@ class Trainer:
         return total_loss.item() / self.samples_run
 
     def _save_snapshot(self):
-        self._exit_if_gradient_was_bad()
         finite = torch.stack([weight.isfinite().all() for weight in self.model.parameters()]).all()
         if not finite:
             sys.exit("cannot save: a weight is nan or inf; lower the learning rate?")
@@ -335,6 +344,7 @@ class Trainer:
             sys.exit(f"cannot save {path}: disk full, second run, or not plain numbers? {error!r}")
         trained = f"epoch {self.epochs_run} + {self.samples_run} samples"
         self._log(f"{trained} | loss {self.loss:.4g} | saved {path}")
+        self._restart_clock()
 
     def _load_snapshot(self, source):
         try:
@@ -365,10 +375,6 @@ class Trainer:
         total = self.args.total_epochs
         steps = f"{len(self.train_loader)} steps per epoch"
         self._log(f"{self.epochs_run} of {total} epochs done, {steps}, on {self.device}")
-        past = [step for step in self.args.skip_steps if step <= self._steps_done()]
-        restarts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
-        if past and not any(int(os.environ.get(name, 0)) for name in restarts):
-            sys.exit(f"--skip_steps {past}: {self._steps_done()} steps are done: name later ones")
         if self.epochs_run >= total:
             self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
         epochs = range(self.epochs_run, total)
@@ -383,6 +389,8 @@ class Trainer:
             if self.epochs_run % self.args.save_every == 0 or self.epochs_run == total:
                 self._save_snapshot()
         self._evaluate()
+        throughput = self._throughput(self.tokens, self.start_time)
+        self._log(f"{throughput} in all, with evaluations and snapshots")
 
 
 def parse_args():
@@ -391,7 +399,6 @@ def parse_args():
     parser.add_argument("save_every", nargs="?", type=int, default=10, help="epochs per snapshot")
     parser.add_argument("--save_every_steps", type=int, default=100, help="steps per snapshot")
     parser.add_argument("--log_every_steps", type=int, default=10, help="steps per log line")
-    parser.add_argument("--skip_steps", type=int, nargs="*", default=[], help="steps to skip")
     parser.add_argument("--eval_every_steps", type=int, default=1000, help="steps per evaluation")
     parser.add_argument("--val_tokens", type=int, default=65536, help="taken from the files' ends")
     parser.add_argument("--batch_size", type=int, default=32, help="samples per device")
@@ -403,6 +410,7 @@ def parse_args():
     parser.add_argument("--context", type=int, default=64, help="bytes per chunk")
     parser.add_argument("--learning_rate", type=float, default=1e-3)
     parser.add_argument("--warmup_steps", type=int, help="default: a tenth of the training")
+    parser.add_argument("--peak_tflops", type=float, help="TFLOP/s of a device, for the MFU")
     parser.add_argument("--generate", type=int, default=300, help="bytes at the end; 0 for none")
     parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
     parser.add_argument("--snapshot_path", default="snapshot.pt")
@@ -420,12 +428,14 @@ def parse_args():
         parser.error("--learning_rate must be more than 0")
     if args.generate < 0:
         parser.error("--generate must be 0 or more")
-    if min(args.log_every_steps, args.eval_every_steps, *args.skip_steps) < 1:
-        parser.error("--log_every_steps, --eval_every_steps and --skip_steps must be 1 or more")
+    if min(args.log_every_steps, args.eval_every_steps) < 1:
+        parser.error("--log_every_steps and --eval_every_steps must be 1 or more")
     if args.val_tokens < args.context:
         parser.error("--val_tokens must be at least --context")
     if args.warmup_steps is not None and args.warmup_steps < 1:
         parser.error("--warmup_steps must be 1 or more")
+    if args.peak_tflops is not None and not 0 < args.peak_tflops < math.inf:
+        parser.error("--peak_tflops must be more than 0")
     for path in args.text:
         if not path.is_file() or not os.access(path, os.R_OK):
             parser.error(f"cannot read --text {path}")

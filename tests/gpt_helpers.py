@@ -49,7 +49,7 @@ def write_tokens(folder, chunks, context):
 
 TOKENS = ["gpt/tokens.py", "gpt/llama.py", "gpt/documents.py", "gpt/chunked_loss.py"]
 TOKENS.append("gpt/llama_tensor_parallel.py")
-FINETUNE = ["gpt/finetune.py", "gpt/finetune_chat.py"]
+FINETUNE = ["gpt/finetune.py", "gpt/frozen_layers.py", "gpt/finetune_chat.py"]
 OPTIONS = {
     "gpt/slow_network.py": "--compress",
     "gpt/local_sgd.py": "--sync_every 4",

@@ -58,19 +58,23 @@ BY_HAND = [
 ]
 GPT = [
     Step("preemptible.py", "gpt/gpt.py", 147),  # the model comes
-    Step("gpt/gpt.py", "gpt/schedule.py", 78),
-    Step("gpt/schedule.py", "gpt/metrics.py", 53),
-    Step("gpt/metrics.py", "gpt/pretrain.py", 65),
+    Step("gpt/gpt.py", "gpt/evaluate.py", 53),
+    Step("gpt/evaluate.py", "gpt/schedule.py", 29),
+    Step("gpt/schedule.py", "gpt/metrics.py", 62),
+    Step("gpt/metrics.py", "gpt/skip_steps.py", 33),
+    Step("gpt/skip_steps.py", "gpt/pretrain.py", 31),
     Step("gpt/pretrain.py", "gpt/dcp.py", 85),
     Step("gpt/dcp.py", "gpt/fsdp.py", 45),
     Step("gpt/fsdp.py", "gpt/accumulate.py", 22),
-    Step("gpt/accumulate.py", "gpt/async_save.py", 48),
+    Step("gpt/accumulate.py", "gpt/keep_snapshots.py", 20),
+    Step("gpt/keep_snapshots.py", "gpt/async_save.py", 32),
     Step("gpt/async_save.py", "gpt/tokens.py", 93),
     Step("gpt/tokens.py", "gpt/llama.py", 111),
     Step("gpt/llama.py", "gpt/documents.py", 57),
     Step("gpt/llama.py", "gpt/chunked_loss.py", 27),
     Step("gpt/accumulate.py", "gpt/finetune.py", 239),  # 104 of them are the GPT, which goes
-    Step("gpt/finetune.py", "gpt/finetune_chat.py", 91),
+    Step("gpt/finetune.py", "gpt/frozen_layers.py", 19),
+    Step("gpt/frozen_layers.py", "gpt/finetune_chat.py", 76),
     Step("gpt/fsdp.py", "gpt/hsdp.py", 17),
     Step("gpt/fsdp.py", "gpt/tensor_parallel.py", 46),
     Step("gpt/llama.py", "gpt/llama_tensor_parallel.py", 67),

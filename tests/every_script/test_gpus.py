@@ -208,7 +208,7 @@ FIRST_FILES = ["stages/test_training", "stages/test_preemptible", "every_script/
 MORE_FILES = [*FIRST_FILES, "recipes/test_recipes"]
 MORE_FILES += ["every_script/test_bad_input", "every_script/test_own_changes"]
 MORE_FILES += ["by_hand/test_by_hand", "pages/test_hangs"]
-GPT_FILES = "async_save dcp fsdp gpt local_sgd metrics pretrain shards slow_network"
+GPT_FILES = "dcp fsdp gpt keep_snapshots local_sgd metrics pretrain shards skip_steps slow_network"
 MORE_FILES += [f"gpt/test_{name}" for name in GPT_FILES.split()]
 
 

@@ -1,4 +1,4 @@
-"""gpt/finetune.py, finetune_chat.py: a model of transformers, sharded, trained, and exported."""
+"""gpt/finetune.py, and those that build on it: a model of transformers, sharded and exported."""
 
 import json
 import pickle
@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 
-from gpt import finetune, finetune_chat
+from gpt import finetune, finetune_chat, frozen_layers
 from tools.launch.snapshots import (
     CHAT_TEMPLATE,
     CONFIG,
@@ -220,18 +220,17 @@ def print_counts(self):
 def test_frozen_layers(shell):
     """No backward pass reaches them; a snapshot without their optimizer state trains no more."""
     make_model(shell.folder / "model", "Llama")
-    write_chats(shell.folder / "chats", (STEPS + 1) * BATCH_SIZE)
-    options = "--text chats --context 40 --val_tokens 480 --frozen_layers 1 --recompute"
-    job = start(shell, 1, "one", COUNT_PASSES, options, "gpt/finetune_chat.py")
+    options = "--frozen_layers 1 --recompute"
+    job = start(shell, 1, "one", COUNT_PASSES, options, "gpt/frozen_layers.py")
     assert "passes with a gradient: [0.0, 2.0]" in job.succeeds()
-    job = start(shell, 1, "one", "", f"{options} --frozen_layers 0", "gpt/finetune_chat.py")
+    job = start(shell, 1, "one", "", f"{options} --frozen_layers 0", "gpt/frozen_layers.py")
     job.fails("model.embed_tokens.weight was frozen: keep --frozen_layers or train an export")
 
 
 def test_frozen_weights_stay_out_of_the_optimizer():
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 5))
     model[0].requires_grad_(False)
-    groups = finetune_chat.configure_optimizer(model, 1e-3).param_groups
+    groups = frozen_layers.configure_optimizer(model, 1e-3).param_groups
     assert [p for group in groups for p in group["params"]] == list(model[1].parameters())
 
 

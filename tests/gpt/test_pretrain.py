@@ -1,4 +1,4 @@
-"""gpt/pretrain.py and schedule.py: a model that learns a song, and evaluations that fail."""
+"""gpt/pretrain.py and evaluate.py: a model that learns a song, and evaluations that fail."""
 
 import importlib
 import re
@@ -24,7 +24,7 @@ if hasattr(script, "dcp"):
 """
 
 
-@pytest.mark.parametrize("name", ["gpt/schedule.py", *long("gpt/async_save.py")])
+@pytest.mark.parametrize("name", ["gpt/evaluate.py", *long("gpt/async_save.py")])
 def test_evaluation_that_fails(shell, name):
     """The save comes first, so that no step is lost; the evaluation comes again at the start."""
     script = patch(shell.folder, name, SHORT_GPT + FAIL_TO_EVALUATE)
@@ -46,13 +46,14 @@ def test_evaluation_that_fails(shell, name):
 SONG = "nine green bottles hanging on the wall\n"
 
 
-def test_pretrained_gpt(shell):
+@pytest.mark.parametrize("name", ["gpt/metrics.py", *long("gpt/pretrain.py")])
+def test_pretrained_gpt(shell, name):
     """On 2 ranks: it learns the song, and its val loss, throughput and MFU are as computed here.
 
     Finished, it evaluates another text.
     """
     (shell.folder / "song.txt").write_text(SONG * 3000)
-    script = patch(shell.folder, "gpt/pretrain.py", CLOCK)
+    script = patch(shell.folder, name, CLOCK)
     options = "--n_layer 1 --n_head 1 --n_embd 64 --context 32 --text song.txt --val_tokens 32768"
     options += " --batch_size 8 --learning_rate 3e-3 --peak_tflops 0.001"
     options += " --save_every_steps 60 --eval_every_steps 100"

@@ -184,10 +184,10 @@ OF_LLAMA = "--tp_size 2 --n_kv_head 2 --data ../tokens --val_tokens 64"
         ("a", "gpt.py --context 99999999", "has less than one chunk of 99999999 bytes: add text"),
         (
             "a",
-            "schedule.py --val_tokens 99999999",
+            "evaluate.py --val_tokens 99999999",
             "for validation: add text, or change --val_tokens",
         ),
-        ("aa", "schedule.py --text ../text --val_tokens 64", "and 1 for validation: add text"),
+        ("aa", "evaluate.py --text ../text --val_tokens 64", "and 1 for validation: add text"),
         ("aa", "hsdp.py --shard_size 3", "--shard_size 3 does not divide 2 ranks"),
         ("aabc", "hsdp.py", "unequal size: set --shard_size, which is [2, 2, 1, 1] by default"),
         ("aabc", "local_sgd.py", "unequal size: start as many ranks on each, not [2, 2, 1, 1]"),

@@ -137,7 +137,7 @@ SEARCHES = {
     "result right": "your_project",
     "two kinds of GPU": "cost",
     "money": "cost",
-    "validation": "gpt/schedule",
+    "validation": "gpt/evaluate",
 }
 
 

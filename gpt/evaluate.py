@@ -1,0 +1,430 @@
+"""Train a GPT and evaluate it, with the same command on each node (HOST is one of them):
+
+    torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=HOST:29400 \
+        gpt/evaluate.py 50 10
+
+Trains for 50 epochs and saves a snapshot every 10. Started again, it resumes from the snapshot;
+to start afresh, delete the file or name another one with --snapshot_path.
+It learns the bytes of the files after --text, by default those of Python's own source code.
+"""
+
+import argparse
+import math
+import os
+import signal
+import socket
+import sys
+import time
+import zlib
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, DistributedSampler, Subset
+from tqdm import tqdm
+
+
+class Block(nn.Module):
+    """Causal self-attention and an MLP, from and to shape (batch, time, n_embd)."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.head_size = config.n_embd // config.n_head
+        self.norm1 = nn.LayerNorm(config.n_embd)
+        self.qkv = nn.Linear(config.n_embd, 3 * config.n_embd, bias=False)
+        self.proj = nn.Linear(config.n_embd, config.n_embd, bias=False)
+        self.norm2 = nn.LayerNorm(config.n_embd)
+        self.up = nn.Linear(config.n_embd, 4 * config.n_embd, bias=False)
+        self.down = nn.Linear(4 * config.n_embd, config.n_embd, bias=False)
+
+    def forward(self, x):
+        qkv = self.qkv(self.norm1(x)).unflatten(2, (-1, 3, self.head_size)).transpose(1, 2)
+        q, k, v = qkv.unbind(3)  # each of shape (batch, n_head, time, head_size)
+        attention = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.proj(attention.transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class GPT(nn.Module):
+    """Maps bytes of shape (batch, time) to logits of each next byte, (batch, time, 256)."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.shape = f"n_layer={config.n_layer}, n_head={config.n_head}"
+        self.shape += f", n_embd={config.n_embd}, context={config.context}"
+        self.context = config.context
+        self.token_embedding = nn.Embedding(256, config.n_embd)
+        self.position_embedding = nn.Embedding(config.context, config.n_embd)
+        self.blocks = nn.Sequential(*(Block(config) for _ in range(config.n_layer)))
+        self.norm = nn.LayerNorm(config.n_embd)
+        self.head = nn.Linear(config.n_embd, 256, bias=False)
+
+    @torch.no_grad()
+    def init_weights(self, seed):
+        """Initializes as GPT-2 does: smaller matrices where they add to the residual stream."""
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 1:
+                parameter.fill_(0.0 if name.endswith("bias") else 1.0)  # norms multiply by 1
+                continue
+            std = 0.02
+            if name.endswith(("proj.weight", "down.weight")):
+                std /= math.sqrt(2 * len(self.blocks))
+            # Each matrix has its own seed, letting a rank draw only those it needs, in any order.
+            # A CPU draws it, because a GPU's numbers depend on its type (see pytorch#196613).
+            generator = torch.Generator().manual_seed(seed + zlib.crc32(name.encode()))
+            parameter.copy_(torch.empty(parameter.shape).normal_(std=std, generator=generator))
+
+    def forward(self, tokens):
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.token_embedding(tokens) + self.position_embedding(positions)
+        return self.head(self.norm(self.blocks(x)))
+
+    @torch.no_grad()
+    def generate(self, prompt, max_new_tokens):
+        """Returns `prompt` and a continuation of `max_new_tokens` bytes, sampled from the model."""
+        tokens = torch.tensor([list(prompt.encode())], device=self.head.weight.device)
+        for _ in range(max_new_tokens):
+            visible = tokens[:, -self.context :]
+            length = visible.shape[1]
+            padded = F.pad(visible, (0, self.context - length))  # always of the same shape
+            logits = self(padded)[0, length - 1]
+            next_token = logits.softmax(0).multinomial(1)
+            tokens = torch.cat([tokens, next_token[None]], 1)
+        return bytes(tokens[0].tolist()).decode(errors="replace")
+
+
+class TextDataset(Dataset):
+    """Chunks of `context` bytes of a file; a chunk's target is the same chunk one byte later."""
+
+    def __init__(self, path, context):
+        self.path = path
+        self.context = context
+
+    def __len__(self):
+        return max(0, self.path.stat().st_size - 1) // self.context
+
+    def __getitem__(self, index):
+        with open(self.path, "rb") as file:  # only this chunk is read: a file may be large
+            file.seek(index * self.context)
+            chunk = file.read(self.context + 1)
+        tokens = torch.frombuffer(bytearray(chunk), dtype=torch.uint8).long()
+        return tokens[:-1], tokens[1:]
+
+
+def next_byte_loss(logits, targets):
+    """Returns the mean cross-entropy of logits (batch, time, 256) and bytes (batch, time)."""
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+class ResumableSampler(DistributedSampler):
+    """Yields this rank's shard of the samples of an epoch, from sample `samples_run` on."""
+
+    def set_position(self, epoch, samples_run):
+        self.epoch = epoch
+        self.samples_run = samples_run
+
+    def __iter__(self):
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        order = torch.randperm(len(self.dataset), generator=generator)
+        for start in range(self.samples_run, len(order), self.num_replicas):
+            yield order[(start + self.rank) % len(order)].item()  # pads with the first samples
+
+
+def start_own_session(worker_id):
+    """Shields a data worker from signals, which torchrun sends to the rank's process group."""
+    os.setsid()
+
+
+class Trainer:
+    """Trains `model`, already on `device`, for `args.total_epochs`; resumes if a snapshot exists.
+
+    A snapshot holds everything needed to resume: the state_dicts of `model` and `optimizer`, and
+    `epochs_run`, the number of completed epochs, which is the index of the next one.
+    The first `samples_run` samples of that epoch are already trained, with mean loss `loss`.
+    """
+
+    def __init__(self, model, train_loader, val_loader, loss_fn, optimizer, device, args):
+        self.model = model
+        self.train_loader = train_loader
+        self.val_loader = val_loader
+        self.loss_fn = loss_fn
+        self.optimizer = optimizer
+        self.device = device
+        self.args = args
+        self.is_main = dist.get_rank() == 0  # logs and saves for all ranks
+        self.shape = model.shape
+        self.data_key = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # sample order
+        files = [(str(path), path.stat().st_size) for path in args.text]
+        data = [torch.from_file(name, size=size, dtype=torch.uint8) for name, size in files]
+        ends = [(len(file), file[:1024].tolist(), file[-1024:].tolist()) for file in data]
+        self.data_key += f" of files {zlib.crc32(str(ends).encode()):08x}"
+        self.epochs_run = 0
+        self.samples_run = 0
+        self.steps = 0
+        self.stop_requested = False
+        self.check_every = 1  # in steps
+        self.next_check = 1  # step number
+        self.checked_at = time.monotonic()
+        self.rng = torch.default_generator  # dropout draws from it
+        if device.type == "cuda":
+            self.rng = torch.cuda.default_generators[device.index]
+        self.total_loss = torch.zeros((), device=device)  # sum over the epoch's samples so far
+        self._load_snapshot(args.snapshot_path)
+        self._agree_on_start()
+        self.model = nn.parallel.DistributedDataParallel(model)  # averages gradients
+
+    def _request_stop(self, signum, frame):
+        self.stop_requested = True
+
+    def _any_rank_stops(self):
+        """Returns whether a signal has reached any rank. A collective, run about once a second."""
+        step_s = (time.monotonic() - self.checked_at) / self.check_every
+        values = torch.tensor([float(self.stop_requested), step_s], device=self.device)
+        dist.all_reduce(values, dist.ReduceOp.MAX)
+        stop, step_s = values.tolist()  # waits for the GPU: too slow for every step
+        self.check_every = int(1 / min(max(step_s, 0.01), 1))  # about once a second
+        self.next_check += self.check_every
+        self.checked_at = time.monotonic()
+        return stop > 0
+
+    def _agree_on_start(self):
+        """Exits unless all ranks start at the same position, with the same seed and data size."""
+        starts = [None] * dist.get_world_size()
+        dist.all_gather_object(starts, (self.epochs_run, self.samples_run, self.data_key))
+        if len(set(starts)) > 1:
+            sys.exit(f"ranks start at {starts}: share or copy the snapshot and data, use one seed")
+
+    def _steps_done(self):
+        """Returns the number of steps so far, including those before a restart."""
+        global_size = self.train_loader.batch_size * self.train_loader.sampler.num_replicas
+        steps_of_epoch = math.ceil(self.samples_run / global_size)
+        return self.epochs_run * len(self.train_loader) + steps_of_epoch
+
+    def _run_batch(self, inputs, targets):
+        left = len(self.train_loader.dataset) - self.samples_run
+        global_size = min(self.train_loader.batch_size * dist.get_world_size(), left)
+        self.optimizer.zero_grad()
+        loss = self.loss_fn(self.model(inputs), targets)
+        loss.backward()
+        self.optimizer.step()
+        self.total_loss += loss.detach() * global_size / dist.get_world_size()
+        self.samples_run += global_size
+
+    @torch.no_grad()
+    def _evaluate(self):
+        """Logs the mean loss on the validation set, sharded over the ranks."""
+        self.model.eval()
+        total_loss = torch.zeros((), device=self.device)
+        for inputs, targets in self.val_loader:
+            loss = self.loss_fn(self.model(inputs.to(self.device)), targets.to(self.device))
+            total_loss += loss * len(inputs)
+        dist.all_reduce(total_loss)
+        val_loss = total_loss.item() / (len(self.val_loader.sampler) * dist.get_world_size())
+        self.model.train()
+        self._log(f"val loss {val_loss:.4g}")
+
+    def _run_epoch(self, epoch):
+        """Trains the rest of an epoch and sets `self.loss` to its mean loss per sample."""
+        # A resumed run must have the same sample order and dropout as an uninterrupted one.
+        self.train_loader.sampler.set_position(epoch, self.samples_run)
+        torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
+        for inputs, targets in self.train_loader:
+            samples_seen = epoch * len(self.train_loader.dataset) + self.samples_run
+            if samples_seen > 0 and self._steps_done() % self.args.eval_every_steps == 0:
+                self._evaluate()
+            self.rng.manual_seed(self.args.seed + samples_seen + dist.get_rank())
+            inputs = inputs.to(self.device, non_blocking=True)
+            targets = targets.to(self.device, non_blocking=True)
+            self._run_batch(inputs, targets)
+            self.steps += 1
+            stop = self.steps == self.next_check and self._any_rank_stops()
+            if stop or self.steps % self.args.save_every_steps == 0:
+                self.loss = self._mean_loss()
+                self._save_snapshot()
+            if stop:
+                dist.barrier()  # no rank ends before the snapshot is complete
+                dist.destroy_process_group()
+                sys.exit("stopped by a signal")
+        self.loss = self._mean_loss()
+
+    def _mean_loss(self):
+        total_loss = self.total_loss.clone()
+        dist.all_reduce(total_loss)  # the sum over all ranks
+        return total_loss.item() / self.samples_run
+
+    def _save_snapshot(self):
+        finite = torch.stack([weight.isfinite().all() for weight in self.model.parameters()]).all()
+        if not finite:
+            sys.exit("cannot save: a weight is nan or inf; lower the learning rate?")
+        if not self.is_main:
+            return
+        snapshot = {
+            "model": self.model.module.state_dict(),  # without the DDP wrapper
+            "optimizer": self.optimizer.state_dict(),
+            "shape": self.shape,
+            "epochs_run": self.epochs_run,
+            "samples_run": self.samples_run,
+            "data_key": self.data_key,
+            "loss": self.loss,
+        }
+        path = self.args.snapshot_path
+        tmp_path = f"{path}.tmp"
+        try:
+            with open(tmp_path, "wb") as file:
+                torch.save(snapshot, file)
+                file.flush()
+                os.fsync(file.fileno())
+            torch.load(tmp_path, map_location="meta", weights_only=True)  # checks that it loads
+            os.replace(tmp_path, path)  # atomic: `path` is always a complete snapshot
+        except Exception as error:
+            sys.exit(f"cannot save {path}: disk full, second run, or not plain numbers? {error!r}")
+        trained = f"epoch {self.epochs_run} + {self.samples_run} samples"
+        self._log(f"{trained} | loss {self.loss:.4g} | saved {path}")
+
+    def _load_snapshot(self, source):
+        try:
+            snapshot = torch.load(source, map_location="cpu", mmap=True, weights_only=True)
+            if snapshot["shape"] != self.shape:
+                raise ValueError(f"saved by a model of {snapshot['shape']}, not {self.shape}")
+            self.model.load_state_dict(snapshot["model"])
+            self.optimizer.load_state_dict(snapshot["optimizer"])
+            self.epochs_run = snapshot["epochs_run"]
+            self.samples_run = snapshot.get("samples_run", 0)
+            if self.samples_run > 0 and snapshot["data_key"] != self.data_key:
+                raise ValueError(f"its epoch has {snapshot['data_key']}, not {self.data_key}")
+            self.loss = snapshot.get("loss", 0.0)
+            self.total_loss.fill_(self.loss * self.samples_run / dist.get_world_size())
+        except FileNotFoundError:
+            return  # there is no snapshot yet
+        except Exception as error:
+            sys.exit(f"cannot load {source}: move it or set another --snapshot_path\n{error!r}")
+
+    def _log(self, message):
+        if not self.is_main:
+            return
+        tqdm.write(f"{message}\n", end="")  # one write: processes may share a log
+
+    def train(self):
+        for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, self._request_stop)
+        total = self.args.total_epochs
+        steps = f"{len(self.train_loader)} steps per epoch"
+        self._log(f"{self.epochs_run} of {total} epochs done, {steps}, on {self.device}")
+        if self.epochs_run >= total:
+            self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
+        epochs = range(self.epochs_run, total)
+        # With disable=None, tqdm shows the bar on a terminal only.
+        progress = tqdm(epochs, unit="epoch", disable=None if self.is_main else True)
+        for epoch in progress:
+            self._run_epoch(epoch)
+            progress.set_postfix(loss=f"{self.loss:.4g}")
+            self.epochs_run = epoch + 1
+            self.samples_run = 0
+            self.total_loss.zero_()
+            if self.epochs_run % self.args.save_every == 0 or self.epochs_run == total:
+                self._save_snapshot()
+        self._evaluate()
+
+
+def parse_args():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("total_epochs", nargs="?", type=int, default=50)
+    parser.add_argument("save_every", nargs="?", type=int, default=10, help="epochs per snapshot")
+    parser.add_argument("--save_every_steps", type=int, default=100, help="steps per snapshot")
+    parser.add_argument("--eval_every_steps", type=int, default=1000, help="steps per evaluation")
+    parser.add_argument("--val_tokens", type=int, default=65536, help="taken from the files' ends")
+    parser.add_argument("--batch_size", type=int, default=32, help="samples per device")
+    stdlib_files = sorted(Path(os.__file__).parent.glob("*.py"))
+    parser.add_argument("--text", nargs="+", type=Path, default=stdlib_files, metavar="FILE")
+    parser.add_argument("--n_layer", type=int, default=4)
+    parser.add_argument("--n_head", type=int, default=2)
+    parser.add_argument("--n_embd", type=int, default=128)
+    parser.add_argument("--context", type=int, default=64, help="bytes per chunk")
+    parser.add_argument("--learning_rate", type=float, default=1e-3)
+    parser.add_argument("--generate", type=int, default=300, help="bytes at the end; 0 for none")
+    parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
+    parser.add_argument("--snapshot_path", default="snapshot.pt")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    if "LOCAL_RANK" not in os.environ:
+        parser.error("start this script with torchrun, as its first lines show")
+    if min(args.total_epochs, args.save_every, args.batch_size) < 1 or args.num_workers < 0:
+        parser.error("epochs and batch size must be 1 or more, --num_workers 0 or more")
+    if args.save_every_steps < 1:
+        parser.error("--save_every_steps must be 1 or more")
+    if min(args.n_layer, args.n_head, args.n_embd, args.context) < 1 or args.n_embd % args.n_head:
+        parser.error("the model's sizes must be 1 or more, and --n_head divide --n_embd")
+    if not 0 < args.learning_rate < math.inf:
+        parser.error("--learning_rate must be more than 0")
+    if args.generate < 0:
+        parser.error("--generate must be 0 or more")
+    if args.eval_every_steps < 1:
+        parser.error("--eval_every_steps must be 1 or more")
+    if args.val_tokens < args.context:
+        parser.error("--val_tokens must be at least --context")
+    for path in args.text:
+        if not path.is_file() or not os.access(path, os.R_OK):
+            parser.error(f"cannot read --text {path}")
+    if not args.snapshot_path or not os.access(os.path.dirname(args.snapshot_path) or ".", os.W_OK):
+        parser.error(f"cannot write {args.snapshot_path}: create its folder, or set another path")
+    return args
+
+
+@record  # torchrun then shows the traceback of the rank that failed first
+def main(args):
+    local_rank = int(os.environ["LOCAL_RANK"])
+    rank = f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}"
+    print(f"{rank} starts on {socket.gethostname()} ({torch.cuda.device_count()} GPUs)\n", end="")
+    if torch.cuda.is_available():
+        if local_rank >= torch.cuda.device_count():
+            sys.exit(f"{socket.gethostname()} has too few GPUs: lower --nproc_per_node")
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    torch.manual_seed(args.seed)
+    files = [TextDataset(path, args.context) for path in args.text]
+    val_size = math.ceil(args.val_tokens / args.context / len(files))  # chunks of each file
+    dataset = ConcatDataset([Subset(file, range(len(file) - val_size)) for file in files])
+    val_set = ConcatDataset([Subset(file, range(len(file))[-val_size:]) for file in files])
+    if len(dataset) == 0 or len(val_set) < dist.get_world_size():
+        chunks = f"{len(dataset)} chunks, and {len(val_set)} for validation"
+        sys.exit(f"--text has {chunks}: add text, or change --val_tokens")
+    train, val = (len(part) * args.context for part in (dataset, val_set))
+    rest = sum(file.path.stat().st_size for file in files) - train - val  # in no whole chunk
+    if dist.get_rank() == 0:
+        print(f"{train:,} tokens to train on, {val:,} to validate on, {rest:,} in neither")
+    model = GPT(args).to(device)
+    model.init_weights(args.seed)
+    optimizer = torch.optim.AdamW(model.parameters(), args.learning_rate)
+    loss_fn = next_byte_loss
+    sampler = ResumableSampler(dataset, seed=args.seed)
+    train_loader = DataLoader(
+        dataset,
+        args.batch_size,
+        sampler=sampler,
+        num_workers=args.num_workers,
+        multiprocessing_context="fork" if args.num_workers > 0 else None,
+        worker_init_fn=start_own_session,
+        pin_memory=device.type == "cuda",
+    )
+    val_sampler = DistributedSampler(val_set, shuffle=False, drop_last=True)  # repeats none
+    val_loader = DataLoader(val_set, args.batch_size, sampler=val_sampler)
+    Trainer(model, train_loader, val_loader, loss_fn, optimizer, device, args).train()
+    if args.generate > 0:
+        model.eval()  # no dropout
+        generated = model.generate("\n", args.generate)
+        if dist.get_rank() == 0:
+            print("".join(c for c in generated if c.isprintable() or c == "\n"))  # no escape codes
+    if device.type == "cpu":
+        time.sleep(0.1)  # else gloo may abort at exit (pytorch#190489)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(parse_args())
