@@ -44,6 +44,7 @@ OF_LLAMA = "--tp_size must be 1 or more, and divide --n_kv_head, --n_hidden, --c
         ("gpt/documents.py", "--n_embd 16", "must be 16 or more for FlexAttention, on GPUs"),
         ("gpt/chunked_loss.py", "--loss_chunks 5", "must be 1 or more, and divide --context"),
         ("gpt/evaluate.py", "--val_tokens 63", "--val_tokens must be at least --context"),
+        ("gpt/metrics.py", "--log_every_steps 0", "and --eval_every_steps must be 1 or more"),
         ("gpt/skip_steps.py", "--skip_steps 0", "and --skip_steps must be 1 or more"),
         ("gpt/dcp.py", "10000", "must be 9999 or less: names of snapshots have four digits"),
         ("gpt/accumulate.py", "--micro_batch_size 0", "and --micro_batch_size must be 1 or more"),

@@ -225,6 +225,9 @@ def test_frozen_layers(shell):
     assert "passes with a gradient: [0.0, 2.0]" in job.succeeds()
     job = start(shell, 1, "one", "", f"{options} --frozen_layers 0", "gpt/frozen_layers.py")
     job.fails("model.embed_tokens.weight was frozen: keep --frozen_layers or train an export")
+    job = start(shell, 1, "other", "", f"{options} --frozen_layers 2", "gpt/frozen_layers.py")
+    job.fails("--frozen_layers must be 0 or more, and less than 2")
+    start(shell, 1, "other", "", f"{options} --compile", "gpt/frozen_layers.py").succeeds()
 
 
 def test_frozen_weights_stay_out_of_the_optimizer():
