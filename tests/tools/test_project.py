@@ -72,8 +72,8 @@ def test_scripts_introduce_themselves(step):
     assert introduction(step.file) != introduction(step.base)
 
 
-def cascade(folder, file):
-    return run("python", "-m", "tools.chain.cascade", file, folder=folder)
+def cascade(folder, *file):
+    return run("python", "-m", "tools.chain.cascade", *file, folder=folder)
 
 
 ACCESS = "    if not args.snapshot_path or not os.access("
@@ -118,19 +118,47 @@ def test_cascade_goes_round_a_conflict(copy):
     assert (copy / "gpt/schedule.py").read_text() == before
 
 
-def test_cascade_names_stale_resolutions(copy):
-    edit(copy / "recipes" / "evaluate.py", "would repeat some", "repeats some")
-    result = cascade(copy, "recipes/evaluate.py")
+SCALED = "loss * local_size / global_size * dist.get_world_size()  # DDP averages over ranks"
+SCALED_TWICE = "loss * dist.get_world_size()\n        loss = loss * local_size / global_size"
+
+
+def test_cascade_carries_what_quotes_the_lines(copy):
+    """A fault, what two files become together, and the answer to what falls without a line."""
+    edit(copy / "elastic_ddp.py", SCALED, SCALED_TWICE)
+    result = cascade(copy, "elastic_ddp.py")
+    assert result.returncode == 0, result.stderr
+    for name in ("judge/faults.diff", "compose/resolutions.txt", "../docs/assets/units.json"):
+        assert SCALED not in (copy / "tools" / name).read_text()
+    faults = "from tools.judge.faults import FAULTS; [fault.source() for fault in FAULTS]"
+    assert run("python", "-c", faults, folder=copy).returncode == 0
+    files = ["elastic_ddp.py", "recipes/mixed_precision.py", "--output", "both.py"]
+    result = run("python", "-m", "tools.compose", *files, folder=copy)
+    assert result.returncode == 0, result.stderr
+    assert SCALED_TWICE in (copy / "both.py").read_text()
+
+
+def test_cascade_names_what_it_cannot_carry(copy):
+    """Without a file, it is about all uncommitted edits."""
+    (line,) = re.findall(r".*count\(v\) <= len.*", (copy / "recipes" / "verify.py").read_text())
+    (copy / "docs" / "page.md").write_text(f"\nIt says `{line.strip()}`.\n")
+    run("git", "add", "docs", folder=copy)
+    edit(copy / "recipes" / "verify.py", "count(v) <= len", "count(v) < 1 + len")
+    edit(copy / "by_hand" / "ddp.py", "self.flat /= dist.", "self.flat = self.flat / dist.")
+    edit(copy / "multigpu.py", "        self.train_loader.sampler.set_epoch(epoch)\n", "")
+    edit(copy / "recipes" / "stream.py", "import argparse\n", "import argparse\nimport array\n")
+    result = cascade(copy)
     assert result.returncode == 1
-    stale = (
-        "recipes/evaluate.py + recipes/fsdp.py",
-        "recipes/save_after_failure.py + recipes/evaluate.py",
-    )
-    said = [line.partition("write anew what ")[2] for line in result.stderr.splitlines()]
-    assert sorted(said) == [f"{files} become: they have changed" for files in stale]
+    for line in (
+        r"tests/tools/mutations.txt:\d+: 'count\(v\) <= len' is not once in recipes/verify.py",
+        r"tools/learn/exercises.txt:\d+: 'self.flat /= .*' is not in by_hand/ddp.py",
+        r"tools/judge/faults.diff:1: set_epoch is missing: not once in multigpu.py: self.train_.*",
+        r"docs/assets/units.json:\d+: lines of recipes/stream.py have no answer: python -m .*",
+        r"docs/page.md:2: quotes a line that has changed: It says .*",
+    ):
+        assert re.search(f"^cascade: {line}$", result.stderr, re.MULTILINE), result.stderr
 
 
-@pytest.mark.parametrize("name", ["", "nosuch.py", "by_hand/regroup.py"])
+@pytest.mark.parametrize("name", ["nosuch.py", "by_hand/regroup.py"])
 def test_cascade_of_nothing(copy, name):
     result = cascade(copy, name)
     assert result.returncode == 1
