@@ -4,11 +4,12 @@ import ast
 import importlib.util
 import re
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
-from helpers import NIGHTLY, edit, needs_slurm, run
+from helpers import IGNORED, NIGHTLY, edit, needs_slurm, run
 
 from bench import epoch_time
 from tools import steps
@@ -166,6 +167,28 @@ def test_cascade_of_nothing(copy, name):
     assert "Traceback" not in result.stderr
 
 
+def test_recipe_is_begun(tmp_path):
+    """What `make docs` misses is only what a person must write; tests and style accept the rest."""
+    copy = shutil.copytree(ROOT, tmp_path / "copy", ignore=IGNORED, symlinks=True)
+    begin = ["make", "recipe", "NAME=clip", "BASE=multinode.py"]
+    assert run(*begin, folder=copy).returncode == 0
+    assert "recipe: give a new NAME" in run(*begin, folder=copy).stderr
+    said = run("make", "-o", ".venv/dev", "docs", folder=copy).stderr.splitlines()[:-1]
+    todo = [re.match(r"docs/recipes/\w+\.md:\d+: .*TODO: ", line) for line in said]
+    assert todo and all(todo), said
+    for page in (copy / "docs" / "recipes").glob("*.md"):
+        page.write_text(page.read_text().replace("TODO: ", ""))
+    result = run("python", "-m", "tools.pages.check_docs", folder=copy)
+    assert result.returncode == 0, result.stderr
+    result = run("pytest", "-n", "0", "-k", "clip.py or test_clip", "tests", folder=copy)
+    failed = re.findall(r"^FAILED \S+::(\w+)", result.stdout, re.MULTILINE)
+    assert failed == ["test_each_changed_line_has_an_answer"], result.stdout
+    result = run("ruff", "check", "--output-format=concise", folder=copy)
+    assert re.findall(r"^(\S+):\d+:\d+: (\w+)", result.stdout, re.MULTILINE) == [
+        ("tests/recipes/test_clip.py", "FIX002")
+    ]
+
+
 # The targets of make, and scripts of bench/ and tools/ that no other test runs.
 
 OLD_FILES = "-o requirements.txt -o requirements-dev.txt -o constraints.txt"
@@ -175,7 +198,7 @@ WITH_PEERS = pytest.mark.skipif(
 BENCH = "torchrun --standalone --nproc_per_node=2 -m bench.epoch_time"
 # What is run here, at its smallest size, and something that it prints.
 COMMANDS = [
-    ("make help", "make cascade"),
+    ("make help", "make learn"),
     ("make lint", "ruff format --check"),
     ("make --dry-run bench PEERS=1", "bench.epoch_time --peers"),
     ("make --dry-run check STAGE=multigpu FILE=a.py", "judge.check multigpu 'a.py'"),

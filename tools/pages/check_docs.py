@@ -90,6 +90,8 @@ def check_page(page):
     for found in blocks:
         if prose[found.section] < MIN_WORDS * sections[found.section]:
             problems.append(f"{found.where}: no prose beside {found.unit[1]} of {found.unit[0]}")
+    lines = lines_outside(CODE, page.read_text())
+    problems += [f"{name}:{number}: {line}" for number, line in lines if "TODO" in line]
     words = prose.total()
     if minutes(words) > MAX_MINUTES:
         problems.append(f"{name}: {minutes(words):.1f} minutes to read, of {MAX_MINUTES}")
