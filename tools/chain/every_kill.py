@@ -57,27 +57,10 @@ from tools.chain import kill_points
 kill_points.install(script)
 """
 # Two epochs of three steps. They save after the first, within the second, and after it.
-OPTIONS = {  # of each script that has them
-    "--batch_size": "4",
-    "--global_batch_size": "8",
-    "--save_every_steps": "4",
-    "--text": "../text",
-    "--data": "../tokens",
-    "--end_token": "0",
-    "--model": "../model",
-    "--export_path": "exported",
-    "--val_tokens": "64",
-    "--context": "8",
-    "--n_layer": "1",
-    "--n_head": "2",
-    "--n_kv_head": "2",
-    "--n_embd": "8",
-    "--generate": "0",
-    "--micro_batches": "2",
-    "--tp_size": "2",
-    "--cp_size": "2",
-    "--sync_every": "2",
-}
+OPTIONS = """--batch_size 4 --global_batch_size 8 --save_every_steps 4 --val_tokens 64 --generate 0
+    --text ../text --data ../tokens --end_token 0 --model ../model --export_path exported
+    --context 8 --n_layer 1 --n_head 2 --n_kv_head 2 --n_embd 8
+    --micro_batches 2 --tp_size 2 --cp_size 2 --sync_every 2"""  # a script gets those that it has
 MORE = {  # for the files of these names
     "finetune_chat.py": " --context 40 --val_tokens 320",
     "pipeline_parallel.py": " --pp_size 2 --n_layer 2",
@@ -128,7 +111,8 @@ class Run:
         # Each node of own_disks.py has a disk of its own.
         self.nodes = [self.folder / f"node{n * (script.stem == 'own_disks')}" for n in range(2)]
         source = (ROOT / file).read_text()
-        options = [f"{name} {OPTIONS[name]}" for name in OPTIONS if f'"{name}"' in source]
+        known = re.findall(r"(--\w+) (\S+)", OPTIONS)
+        options = [f"{name} {value}" for name, value in known if f'"{name}"' in source]
         self.command = f"{script} 2 1 {' '.join(options)}{MORE.get(script.name, '')}"
         write_text(self.folder / "text", 24 + 8, 8)
         write_tokens(self.folder / "tokens", 24 + 8, 8)
@@ -364,12 +348,12 @@ def main():
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     for file in args.files:
         if not Path(ROOT, file).is_file():
-            parser.error(f"there is no {file}")
+            parser.error(f"{file} is no file")
         if "\nclass Trainer" not in Path(ROOT, file).read_text():
-            parser.error(f"{file} trains nothing: it must be a stage, a recipe or another step")
+            parser.error(f"{file} has no trainer: it must be a stage, a recipe or another step")
         for name, reason in NOT_BY_TORCHRUN.items():
             if Path(name).name == Path(file).name:
-                parser.error(f"{file} {reason}: only scripts that torchrun starts are tried")
+                parser.error(f"{file} {reason}: it takes scripts that torchrun starts")
     if not 0 < args.share <= 1:
         parser.error("--share must be more than 0, and 1 at most")
     sys.exit(sum([check(file, args) for file in args.files]) > 0)
