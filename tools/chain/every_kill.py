@@ -114,6 +114,8 @@ class Run:
         known = re.findall(r"(--\w+) (\S+)", OPTIONS)
         options = [f"{name} {value}" for name, value in known if f'"{name}"' in source]
         self.command = f"{script} 2 1 {' '.join(options)}{MORE.get(script.name, '')}"
+        if "p_size 2" in self.command:  # both ranks share each batch
+            self.command += " --batch_size 8"
         write_text(self.folder / "text", 24 + 8, 8)
         write_tokens(self.folder / "tokens", 24 + 8, 8)
         if 'default="snapshot"' in source:  # a copy that the user keeps
