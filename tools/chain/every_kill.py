@@ -44,7 +44,7 @@ MANY_WRITES = 300  # into files of one name: more than the three snapshots of th
 SETUP = f"""
 if hasattr(script, "ToyDataset"):
     ToyDataset = script.ToyDataset
-    script.ToyDataset = lambda _: ToyDataset(24)
+    script.ToyDataset = lambda size: ToyDataset(24 if size == 2048 else size)
 
     class Dropout(script.ToyModel):
         def forward(self, inputs):
@@ -58,8 +58,8 @@ kill_points.install(script)
 """
 # Two epochs of three steps. They save after the first, within the second, and after it.
 OPTIONS = """--batch_size 4 --global_batch_size 8 --save_every_steps 4 --val_tokens 64 --generate 0
-    --text ../text --data ../tokens --end_token 0 --model ../model --export_path exported
-    --context 8 --n_layer 1 --n_head 2 --n_kv_head 2 --n_embd 8
+    --shards .. --text ../text --data ../tokens --end_token 0 --model ../model
+    --export_path exported --context 8 --n_layer 1 --n_head 2 --n_kv_head 2 --n_embd 8
     --micro_batches 2 --tp_size 2 --cp_size 2 --sync_every 2"""  # a script gets those that it has
 MORE = {  # for the files of these names
     "finetune_chat.py": " --context 40 --val_tokens 320",
@@ -116,6 +116,8 @@ class Run:
         self.command = f"{script} 2 1 {' '.join(options)}{MORE.get(script.name, '')}"
         if "p_size 2" in self.command:  # both ranks share each batch
             self.command += " --batch_size 8"
+        lines = "".join(f"{[number / 24] * 10}\n" for number in range(24))
+        (self.folder / "0.jsonl").write_text(lines)
         write_text(self.folder / "text", 24 + 8, 8)
         write_tokens(self.folder / "tokens", 24 + 8, 8)
         if 'default="snapshot"' in source:  # a copy that the user keeps
