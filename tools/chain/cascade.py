@@ -6,21 +6,20 @@ the file, marked as git marks it, and the chain stops there; the files that do n
 get the edit. Once none is left, what quotes the edited lines follows, or is named: see quotes.py.
 """
 
-import subprocess
 import sys
 
 from tools.chain.quotes import carry, has_conflict
+from tools.compose.compose import git
 from tools.compose.merge import merge as merge_lines
 from tools.steps import ALL, ROOT, STEPS, sizes
 
 
 def merge(base, file):
     """Merges the uncommitted edit of `base` into `file`; returns whether it went in cleanly."""
-    show = ["git", "show", f"HEAD:{base}"]
-    committed = subprocess.run(show, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    if committed.returncode:
+    committed = git("show", f"HEAD:{base}")
+    if not committed:
         sys.exit(f"cascade: {base} is not committed yet, so there is no edit to carry down")
-    texts = [committed.stdout, (ROOT / file).read_text(), (ROOT / base).read_text()]
+    texts = [committed, (ROOT / file).read_text(), (ROOT / base).read_text()]
     old, ours, theirs = ([(line, None) for line in text.split("\n")] for text in texts)
 
     def mark(old, ours, theirs):

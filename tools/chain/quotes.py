@@ -6,7 +6,6 @@
 import functools
 import json
 import re
-import subprocess
 from collections import Counter
 from difflib import SequenceMatcher
 
@@ -26,11 +25,6 @@ def has_conflict(file):
     return "\n<<<<<<< " in (ROOT / file).read_text()
 
 
-def git(*arguments):
-    command = ["git", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60).stdout
-
-
 def lines_outside(pattern, text):
     """Yields the number and the text of each line; those that match have none."""
     rest = pattern.sub(lambda found: "\n" * found[0].count("\n"), text)
@@ -43,7 +37,8 @@ def edits(file):
 
     As many new as old ones count one by one; an insertion is known by the lines around it.
     """
-    old, new = git("show", f"HEAD:{file}").splitlines(), (ROOT / file).read_text().splitlines()
+    old = compose.git("show", f"HEAD:{file}").splitlines()
+    new = (ROOT / file).read_text().splitlines()
     found = []
     for kind, i, end, j, new_end in SequenceMatcher(None, old, new, False).get_opcodes():
         if kind == "insert":
@@ -143,6 +138,7 @@ def carry_into_answers(text):
     return text
 
 
+split = functools.partial(re.split, flags=re.MULTILINE)
 QUOTES = [  # a file, what each of its parts begins with, and how one is checked and carried
     (faults.PATH, r"^(?=# )", problem_of_fault, carry_into_fault),
     (resolutions.PATH, r"(?<=\n\n)(?=<<<<<<< )", problem_of_resolution, carry_into_resolution),
@@ -152,15 +148,10 @@ QUOTES = [  # a file, what each of its parts begins with, and how one is checked
 ANSWERS = (ROOT / "docs/assets/units.json", r'^(?=")', problem_of_answers, carry_into_answers)
 
 
-def parts(path, separator):
-    """Returns the parts of a file, after what introduces them."""
-    return re.split(separator, path.read_text(), flags=re.MULTILINE)
-
-
 def stale(quotes=QUOTES):
     """Yields where a part no longer fits the files that it quotes, and why."""
     for path, separator, problem, _ in quotes:
-        before, *texts = parts(path, separator)
+        before, *texts = split(separator, path.read_text())
         for text in texts:
             if said := problem(text):
                 yield f"{path.relative_to(ROOT)}:{1 + before.count(NEWLINE)}: {said}"
@@ -170,7 +161,7 @@ def stale(quotes=QUOTES):
 def carry():
     """Carries uncommitted edits into what quotes their old lines; yields what is left to do."""
     for path, separator, problem, carry_into in [*QUOTES, ANSWERS]:
-        first, *texts = parts(path, separator)
+        first, *texts = split(separator, path.read_text())
         texts = [carry_into(text) if problem(text) else text for text in texts]
         path.write_text("".join([first, *texts]))
     resolutions.read.cache_clear()
@@ -179,7 +170,7 @@ def carry():
     gone = {line.strip() for file in FILES for old, _ in edits(file) for line in old}
     gone -= {line.strip() for file in FILES for line in (ROOT / file).read_text().splitlines()}
     gone = [line for line in gone if len(line) >= MIN_LENGTH]
-    for name in git("ls-files", *SEARCHED).split():
+    for name in compose.git("ls-files", *SEARCHED).split():
         for number, line in lines_outside(FILLED, (ROOT / name).read_text()):
             if name not in FILES and any(text in line for text in gone):
                 yield f"{name}:{number}: quotes a line that has changed: {line.strip()}"
