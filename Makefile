@@ -9,7 +9,7 @@ COG := -I . -p "from tools.pages.fences import essential, faulty, fence, line_nu
 
 SHELL_FILES := $(filter-out slurm/site.sh,$(wildcard slurm/*.sbatch slurm/*.sh slurm/sites/*.sh schedulers/*.sh .ci/*))
 
-help:  ## list the targets
+help:
 	@sed -n 's/^\([a-z]*\):.*##/make \1 \t/p' Makefile
 
 run: .venv/run  ## train with every stage in turn
@@ -44,8 +44,12 @@ docs: .venv/dev  ## refresh the diffs in README and the pages, check them, and b
 slides: .venv/dev .venv/slides  ## write slides for a class into site/slides.html
 	python -m tools.pages.slides site/slides.html
 
-cascade: .venv/dev  ## carry an uncommitted edit of FROM=singlegpu.py down the chain
+# For those who change the series: see CONTRIBUTING.md.
+cascade: .venv/dev
 	python -m tools.chain.cascade $(FROM)
+
+recipe:
+	python -m tools.chain.recipe $(NAME) $(BASE)
 
 chaos: .venv/run  ## inject faults into a training on three nodes: make chaos FAULTS=20 SEED=1
 	python -m tools.chain.chaos $(FAULTS) $(if $(SEED),--seed $(SEED)) $(if $(filter local,$(DISKS)),--local-disks)
@@ -88,4 +92,4 @@ pins: | .venv/bin/python
 	sed -n 's/^Would install //p' .venv/pins | tr ' ' '\n' | sed -e '/^nvidia\|^cuda\|^triton/d' \
 	  -e 's/+.*//' -e 's/-\([^-]*\)$$/==\1/' | sort -f > constraints.txt
 
-.PHONY: pins help run test check learn long docs slides lint cascade bench chaos
+.PHONY: pins recipe help run test check learn long docs slides lint cascade bench chaos

@@ -45,7 +45,10 @@ def cluster(shell):
 
 @pytest.fixture
 def copy(tmp_path):
-    """A repository of its own with the chain and its tools committed."""
+    """A repository of its own with the chain, its tools and what quotes it committed."""
+    for file in ("docs/assets/units.json", "tests/tools/mutations.txt"):
+        (tmp_path / file).parent.mkdir(parents=True)
+        shutil.copy(ROOT / file, tmp_path / file)
     for folder in ("tools", "slurm", "recipes", "by_hand", "gpt", "ports"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     for name in {step.base for step in steps.STEPS} | {step.file for step in steps.STEPS}:
@@ -77,17 +80,21 @@ def site(tmp_path_factory):
 FIRST = ("test_pages_are_as_made", "test_job_files", "test_preemptible[grace-")
 
 
-def pytest_make_parametrize_id(val):
-    """Returns the id of a parameter that has none by itself: a step's is its file."""
+def pytest_make_parametrize_id(val, argname):
+    """Returns the id of a parameter: a step's is its file, and a number's says what it counts."""
     if isinstance(val, steps.Step):
         return val.file
     if isinstance(val, torch.dtype):
         return str(val).removeprefix("torch.")
-    if isinstance(val, list):
+    if isinstance(val, (bool, int, float)):
+        return f"{argname}={val}"
+    if isinstance(val, dict):
+        val = [f"{name}={value}" for name, value in val.items()]
+    if isinstance(val, (list, tuple)):
         val = " ".join(map(str, val))
-    elif not isinstance(val, str) or len(val) <= 100 or "\n" in val:
+    elif not isinstance(val, str) or len(val) <= 100:
         return None  # pytest makes one
-    return val[:60].encode("unicode_escape").decode()
+    return val.strip().partition("\n")[0][:60].encode("unicode_escape").decode()
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest then chooses by these marks

@@ -2,14 +2,13 @@
 
 import math
 import re
-from itertools import pairwise
 
 import pytest
-import torch
 from helpers import PLAIN_SGD, SHORT_GPT, SHORT_VAL, VAL_CHUNKS, patch, read_script, run
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from tools.launch.snapshots import load_gpt, make_model, max_abs_diff, write_chats, write_text
+from tools.launch.snapshots import save_tokenizer as save_tokenizer
+from tools.launch.snapshots import write_tokens as write_tokens
 from tools.steps import ROOT
 
 TINY = "--n_layer 1 --n_head 2 --n_embd 16 --context 8"
@@ -19,32 +18,6 @@ TINY_CHUNKS = 182  # to train on: 11 global batches of 16 and one of 6
 
 def prepare(folder, options):
     return run("python", ROOT / "gpt" / "prepare_tokens.py", *options.split(), folder=folder)
-
-
-def save_tokenizer(path, size, *special_tokens):
-    tokenizer = Tokenizer(models.WordLevel({str(n): n for n in range(size)}, "0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
-    tokenizer.add_special_tokens([*special_tokens])
-    tokenizer.save(str(path))
-
-
-def write_tokens(folder, chunks, context):
-    """Writes random tokens in three shards, and a tokenizer, unless there are some."""
-    if folder.exists():
-        return
-    folder.mkdir()
-    save_tokenizer(folder / "tokenizer.json", 300)
-    random = torch.Generator().manual_seed(0)
-    size = chunks * context + 1
-    tokens = torch.randint(300, [size], generator=random)
-    tokens[torch.rand(size, generator=random) < 0.1] = 0  # ends of documents
-    tokens[5 * context : 6 * context] = 0  # without a target that counts
-    tokens[-1] = 0
-    # A chunk's last target is the first token of the next one, so the shards overlap by it.
-    ends = [0, chunks // 4, chunks * 2 // 3, chunks]
-    for number, (start, end) in enumerate(pairwise(ends)):
-        shard = tokens[start * context : end * context + 1].to(torch.uint16)
-        (folder / f"{number}.uint16").write_bytes(shard.numpy().tobytes())
 
 
 TOKENS = ["gpt/tokens.py", "gpt/llama.py", "gpt/documents.py", "gpt/chunked_loss.py"]

@@ -72,9 +72,11 @@ def fake_collectives(ranks):
 def shape_of(model, args):
     """Returns what the calculator knows a GPT by."""
     params = sum(p.numel() for p in model.parameters())
-    vocabulary = next(m for m in model.modules() if isinstance(m, nn.Embedding)).num_embeddings
-    sizes = (args.n_layer, args.n_embd, vocabulary, args.context)
-    return GPT(params, *sizes, block_of(vars(args)))
+    embedding = next(m for m in model.modules() if isinstance(m, nn.Embedding))
+    heads = [m for m in model.modules() if isinstance(m, nn.Linear)]
+    is_tied = any(head.weight is embedding.weight for head in heads)
+    sizes = (args.n_layer, args.n_embd, embedding.num_embeddings, args.context)
+    return GPT(params, *sizes, block_of(vars(args)), is_tied)
 
 
 def init_on_meta(model, run, init, *args, **options):

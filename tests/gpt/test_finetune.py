@@ -129,21 +129,23 @@ def say(content, **more):
     return {"role": "assistant", "content": content, **more}
 
 
+REFUSED_CHATS = {
+    "answer first": (CHAT_TEMPLATE, [ANSWER, HELLO], NO_ANSWER),
+    "tool call": (CHAT_TEMPLATE, [HELLO, say(None, tool_calls=[{}])], NO_ANSWER),
+    "no content": (CHAT_TEMPLATE, [HELLO, {"role": "assistant"}], NO_ANSWER),
+    "own end": (CHAT_TEMPLATE, [HELLO | {"content": "an <end> of mine"}, ANSWER], NO_ANSWER),
+    "parts": (CHAT_TEMPLATE, [HELLO, say([{"type": "text", "text": "a"}])], "a 'list' object"),
+    "list": (CHAT_TEMPLATE, [HELLO, say(["a", "b"])], "a 'list' object"),
+    "half a character": (CHAT_TEMPLATE, [HELLO, say("\ud83d")], "TypeError"),
+    "nested": (CHAT_TEMPLATE, [[HELLO, ANSWER]], "AttributeError"),
+    "empty": (CHAT_TEMPLATE, [], "not enough values"),
+    "template thinks": (THINKING, [HELLO, ANSWER], NO_PROMPT),
+    "prompt ends in space": (ENDS_IN_SPACE, [HELLO, ANSWER], NO_PROMPT),
+}
+
+
 @pytest.mark.parametrize(
-    ("template", "messages", "message"),
-    [
-        (CHAT_TEMPLATE, [ANSWER, HELLO], NO_ANSWER),
-        (CHAT_TEMPLATE, [HELLO, say(None, tool_calls=[{}])], NO_ANSWER),
-        (CHAT_TEMPLATE, [HELLO, {"role": "assistant"}], NO_ANSWER),
-        (CHAT_TEMPLATE, [HELLO | {"content": "an <end> of mine"}, ANSWER], NO_ANSWER),
-        (CHAT_TEMPLATE, [HELLO, say([{"type": "text", "text": "a"}])], "a 'list' object"),
-        (CHAT_TEMPLATE, [HELLO, say(["a", "b"])], "a 'list' object"),
-        (CHAT_TEMPLATE, [HELLO, say("\ud83d")], "TypeError"),
-        (CHAT_TEMPLATE, [[HELLO, ANSWER]], "AttributeError"),
-        (CHAT_TEMPLATE, [], "not enough values"),
-        (THINKING, [HELLO, ANSWER], NO_PROMPT),
-        (ENDS_IN_SPACE, [HELLO, ANSWER], NO_PROMPT),
-    ],
+    ("template", "messages", "message"), REFUSED_CHATS.values(), ids=REFUSED_CHATS
 )
 def test_refused_chats(tmp_path, template, messages, message):
     with pytest.raises(SystemExit, match=rf"chats, line 1: not a chat of texts: .*{message}"):

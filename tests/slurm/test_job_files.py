@@ -7,6 +7,7 @@ import pytest
 from helpers import run, snippet
 
 from tools import steps
+from tools.launch.jobs import environment
 from tools.steps import ROOT
 
 JOB_FILES = ["slurm/singlegpu.sbatch", *(step.file for step in steps.JOB_STEPS)]
@@ -49,6 +50,26 @@ def test_job_file_alone(name, tmp_path):
     (tmp_path / "slurm" / "site.sh").write_text(snippet("containers.md", "module load"))
     result = run("bash", "-c", PRETEND_SLURM, ROOT / name, folder=tmp_path)
     assert re.match(r"module load .*\n(.*\n)*network ib0\n", result.stdout), result
+
+
+SCONTROL = """#!/bin/sh
+echo "$@" | grep requeue || echo "node1 $RECORD PreemptTime=2"
+"""
+FAILS = re.sub("scontrol.*\nsrun.*", "srun() { false; }", PRETEND_SLURM)
+
+
+@pytest.mark.parametrize("name", ["preemptible", "elastic_ddp"])
+@pytest.mark.parametrize(
+    ("record", "job"), [("ArrayJobId=3", "3_4"), ("", "7")], ids=["array task", "started by one"]
+)
+def test_preempted_job_requeues_itself(tmp_path, name, record, job):
+    """Also if an array task has submitted it, whose variables it has."""
+    (tmp_path / "scontrol").write_text(SCONTROL)
+    (tmp_path / "scontrol").chmod(0o755)
+    env = environment() | {"RECORD": record, "SLURM_ARRAY_JOB_ID": "3", "SLURM_ARRAY_TASK_ID": "4"}
+    env["PATH"] = f"{tmp_path}:{env['PATH']}"
+    result = run("bash", "-c", FAILS, ROOT / "slurm" / f"{name}.sbatch", env=env)
+    assert result.stdout == f"requeue {job}\n", result.stderr
 
 
 SITES = sorted((ROOT / "slurm" / "sites").glob("*.sh"), key=lambda path: path.name)

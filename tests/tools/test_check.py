@@ -202,6 +202,23 @@ def test_sigterm_leaves_no_process_behind(tmp_path, monkeypatch):
     assert not left_over()
 
 
+WAITS = "import time; print('it waits', flush=True); time.sleep(1e6)"
+
+
+def test_a_run_that_hangs_is_ended_without_proc(shell, monkeypatch):
+    """As on macOS, which has no /proc."""
+    (shell.folder / "waits.py").write_text(WAITS)
+    job = shell.start(f"torchrun --standalone --nproc_per_node=2 {shell.folder}/waits.py")
+    job.wait_for("it waits\n", times=2)
+    with monkeypatch.context() as patched:
+        patched.setattr("tools.launch.jobs.environments", dict)
+        job.end()
+    limit = TimeLimit()
+    while job.processes():
+        assert not limit.passed()
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize(
     "source, message",
     [

@@ -7,7 +7,9 @@ import sys
 import pytest
 from helpers import first, gpt_config, run
 
+from gpt import llama
 from gpt.pretrain import GPT
+from tools.dry_run import shape_of
 from tools.launch.jobs import free_port
 from tools.steps import ROOT
 
@@ -48,6 +50,19 @@ def test_many_ranks(name, ranks):
         held = sum(math.ceil(p.shape[0] / shards) * p[0].numel() for p in parameters)
         total = sum(p.numel() for p in parameters)
         assert f"parameters: {total:,}; rank 0 holds {held:,}, {4 * held:,} bytes" in result.stdout
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_head_counts_once(tied):
+    """Of what the calculator knows, the rest is a block; it computes as the script counts."""
+    args = gpt_config(2, 2, 32, 8, n_kv_head=1, n_hidden=64, norm_eps=1e-6, rope_theta=1e4)
+    args.tie_word_embeddings = tied
+    model = llama.GPT(args, 300)
+    shape = shape_of(model, args)
+    last_norm = 32
+    block = sum(parameter.numel() for parameter in model.model.layers[0].parameters())
+    assert shape.block_params * 2 - last_norm == 2 * block
+    assert shape.flops_per_token == model.flops_per_token
 
 
 @pytest.mark.long

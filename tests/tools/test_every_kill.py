@@ -4,6 +4,7 @@ import fnmatch
 from pathlib import Path
 
 import pytest
+from helpers import run
 
 from tools.chain import every_kill
 from tools.steps import ROOT
@@ -11,6 +12,15 @@ from tools.steps import ROOT
 TMP = ("tmp_path = f", "tmp_path = path or f")  # writes in place
 FSYNC = ("os.fsync(", "print(")
 POSITION = ("self.samples_run = snapshot", "snapshot")
+
+
+@pytest.mark.parametrize(
+    ("file", "reason"),
+    [("multigpu.py", "starts its ranks itself"), ("gpt/ask.py", "has no trainer"), ("a", "is no")],
+)
+def test_files_that_are_not_taken(file, reason):
+    result = run("python", "-m", "tools.chain.every_kill", file)
+    assert result.returncode == 2 and f"{file} {reason}" in result.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -22,6 +32,8 @@ POSITION = ("self.samples_run = snapshot", "snapshot")
         ("resumable.py", FSYNC, "power:0:log:3", "cannot load"),
         ("resumable.py", POSITION, "rank:0:step:5", "it resumes from (1, 0)"),
         ("gpt/async_save.py", ("", ""), "all:0:open*_000000000008/.metadata.tmp:1", ""),
+        ("recipes/monitor.py", ("", ""), "rank:?:step:5", ""),  # of both ranks
+        ("recipes/monitor.py", ("self.epochs_run = s", "s"), "rank:0:step:5", "resumes from (0,"),
     ],
 )
 def test_kills(tmp_path, file, old_and_new, at, wrong):

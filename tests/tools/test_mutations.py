@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from helpers import NIGHTLY
 
-from tools.pages.fences import DOCUMENTED
+from tools.chain.quotes import mutated_files
 from tools.steps import ROOT
 from tools.units.answers import full_name
 
@@ -19,20 +19,13 @@ _, *MUTATIONS = Path(__file__).with_name("mutations.txt").read_text().splitlines
 pytestmark = NIGHTLY
 
 
-def paths(folder, patterns):
-    """Yields the files that the patterns name; one with a * names only files that are steps."""
-    steps = {folder / step.file for step in DOCUMENTED}
-    for pattern in patterns.split():
-        yield from (path for path in folder.glob(pattern) if "*" not in pattern or path in steps)
-
-
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_mutation(mutation, tmp_path):
     patterns, old, new, test = mutation.split(" | ")
     copy = tmp_path / "copy"
     shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "site", "runs", "*.pyc"))
     tests = []
-    for path in paths(copy, patterns):
+    for path in mutated_files(copy, patterns):
         text = path.read_text()
         assert text.count(old) == 1, f"mutations.txt: {old!r} is not once in {path.name}"
         path.write_text(text.replace(old, new))

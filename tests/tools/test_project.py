@@ -4,11 +4,12 @@ import ast
 import importlib.util
 import re
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
-from helpers import NIGHTLY, edit, needs_slurm, run
+from helpers import IGNORED, NIGHTLY, edit, needs_slurm, run
 
 from bench import epoch_time
 from tools import steps
@@ -72,8 +73,8 @@ def test_scripts_introduce_themselves(step):
     assert introduction(step.file) != introduction(step.base)
 
 
-def cascade(folder, file):
-    return run("python", "-m", "tools.chain.cascade", file, folder=folder)
+def cascade(folder, *file):
+    return run("python", "-m", "tools.chain.cascade", *file, folder=folder)
 
 
 ACCESS = "    if not args.snapshot_path or not os.access("
@@ -118,24 +119,74 @@ def test_cascade_goes_round_a_conflict(copy):
     assert (copy / "gpt/schedule.py").read_text() == before
 
 
-def test_cascade_names_stale_resolutions(copy):
-    edit(copy / "recipes" / "evaluate.py", "would repeat some", "repeats some")
-    result = cascade(copy, "recipes/evaluate.py")
+SCALED = "loss * local_size / global_size * dist.get_world_size()  # DDP averages over ranks"
+SCALED_TWICE = "loss * dist.get_world_size()\n        loss = loss * local_size / global_size"
+
+
+def test_cascade_carries_what_quotes_the_lines(copy):
+    """A fault, what two files become together, and the answer to what falls without a line."""
+    edit(copy / "elastic_ddp.py", SCALED, SCALED_TWICE)
+    result = cascade(copy, "elastic_ddp.py")
+    assert result.returncode == 0, result.stderr
+    for name in ("judge/faults.diff", "compose/resolutions.txt", "../docs/assets/units.json"):
+        assert SCALED not in (copy / "tools" / name).read_text()
+    faults = "from tools.judge.faults import FAULTS; [fault.source() for fault in FAULTS]"
+    assert run("python", "-c", faults, folder=copy).returncode == 0
+    files = ["elastic_ddp.py", "recipes/mixed_precision.py", "--output", "both.py"]
+    result = run("python", "-m", "tools.compose", *files, folder=copy)
+    assert result.returncode == 0, result.stderr
+    assert SCALED_TWICE in (copy / "both.py").read_text()
+
+
+def test_cascade_names_what_it_cannot_carry(copy):
+    """Without a file, it is about all uncommitted edits."""
+    (line,) = re.findall(r".*count\(v\) <= len.*", (copy / "recipes" / "verify.py").read_text())
+    (copy / "docs" / "page.md").write_text(f"\nIt says `{line.strip()}`.\n")
+    run("git", "add", "docs", folder=copy)
+    edit(copy / "recipes" / "verify.py", "count(v) <= len", "count(v) < 1 + len")
+    edit(copy / "by_hand" / "ddp.py", "self.flat /= dist.", "self.flat = self.flat / dist.")
+    edit(copy / "multigpu.py", "        self.train_loader.sampler.set_epoch(epoch)\n", "")
+    edit(copy / "recipes" / "stream.py", "import argparse\n", "import argparse\nimport array\n")
+    result = cascade(copy)
     assert result.returncode == 1
-    stale = (
-        "recipes/evaluate.py + recipes/fsdp.py",
-        "recipes/save_after_failure.py + recipes/evaluate.py",
-    )
-    said = [line.partition("write anew what ")[2] for line in result.stderr.splitlines()]
-    assert sorted(said) == [f"{files} become: they have changed" for files in stale]
+    for line in (
+        r"tests/tools/mutations.txt:\d+: 'count\(v\) <= len' is not once in recipes/verify.py",
+        r"tools/learn/exercises.txt:\d+: 'self.flat /= .*' is not in by_hand/ddp.py",
+        r"tools/judge/faults.diff:1: set_epoch is missing: not once in multigpu.py: self.train_.*",
+        r"docs/assets/units.json:\d+: lines of recipes/stream.py have no answer: python -m .*",
+        r"docs/page.md:2: quotes a line that has changed: It says .*",
+    ):
+        assert re.search(f"^cascade: {line}$", result.stderr, re.MULTILINE), result.stderr
 
 
-@pytest.mark.parametrize("name", ["", "nosuch.py", "by_hand/regroup.py"])
+@pytest.mark.parametrize("name", ["nosuch.py", "by_hand/regroup.py"])
 def test_cascade_of_nothing(copy, name):
     result = cascade(copy, name)
     assert result.returncode == 1
     assert result.stderr.startswith("cascade: ")
     assert "Traceback" not in result.stderr
+
+
+def test_recipe_is_begun(tmp_path):
+    """What `make docs` misses is only what a person must write; tests and style accept the rest."""
+    copy = shutil.copytree(ROOT, tmp_path / "copy", ignore=IGNORED, symlinks=True)
+    begin = ["make", "recipe", "NAME=clip", "BASE=multinode.py"]
+    assert run(*begin, folder=copy).returncode == 0
+    assert "recipe: give a new NAME" in run(*begin, folder=copy).stderr
+    said = run("make", "-o", ".venv/dev", "docs", folder=copy).stderr.splitlines()[:-1]
+    todo = [re.match(r"docs/recipes/\w+\.md:\d+: .*TODO: ", line) for line in said]
+    assert todo and all(todo), said
+    for page in (copy / "docs" / "recipes").glob("*.md"):
+        page.write_text(page.read_text().replace("TODO: ", ""))
+    result = run("python", "-m", "tools.pages.check_docs", folder=copy)
+    assert result.returncode == 0, result.stderr
+    result = run("pytest", "-n", "0", "-k", "clip.py or test_clip", "tests", folder=copy)
+    failed = re.findall(r"^FAILED \S+::(\w+)", result.stdout, re.MULTILINE)
+    assert failed == ["test_each_changed_line_has_an_answer"], result.stdout
+    result = run("ruff", "check", "--output-format=concise", folder=copy)
+    assert re.findall(r"^(\S+):\d+:\d+: (\w+)", result.stdout, re.MULTILINE) == [
+        ("tests/recipes/test_clip.py", "FIX002")
+    ]
 
 
 # The targets of make, and scripts of bench/ and tools/ that no other test runs.
@@ -147,7 +198,7 @@ WITH_PEERS = pytest.mark.skipif(
 BENCH = "torchrun --standalone --nproc_per_node=2 -m bench.epoch_time"
 # What is run here, at its smallest size, and something that it prints.
 COMMANDS = [
-    ("make help", "make cascade"),
+    ("make help", "make learn"),
     ("make lint", "ruff format --check"),
     ("make --dry-run bench PEERS=1", "bench.epoch_time --peers"),
     ("make --dry-run check STAGE=multigpu FILE=a.py", "judge.check multigpu 'a.py'"),

@@ -22,6 +22,7 @@ from helpers import (
 )
 
 from tools.launch.jobs import free_port
+from tools.launch.scripts import launcher
 from tools.launch.snapshots import write_text
 from tools.steps import ROOT
 from tools.watch.__main__ import write_page
@@ -94,9 +95,9 @@ def test_recording_changes_nothing(shell, file, ranks, options):
     assert operations == logs and len(logs) == ranks
 
 
-def watch(folder, script):
+def watch(folder, script, *options):
     """Has the command write a page of a script; returns what it prints."""
-    command = [sys.executable, "-m", "tools.watch", "-o", folder / "page.html", script]
+    command = [sys.executable, "-m", "tools.watch", *options, "-o", folder / "page.html", script]
     result = run(*command, "2", "1", "--batch_size", "4")
     assert result.returncode == 0, result.stderr
     return result.stdout
@@ -185,6 +186,17 @@ def test_script_of_ones_own(tmp_path, steps, end, printed):
         assert collectives.count("DDP: agree on buckets") == 1
         assert collectives.count("DDP: all-reduce 4 gradients") == min(steps, 20)
         assert {line for line, *_ in events} >= {3, *range(6, 13)} and events[0][0] == 3
+
+
+@pytest.mark.long
+def test_launcher_that_is_named(tmp_path):
+    """Where the script does not show that its ranks come from torchrun."""
+    script = toy(tmp_path, "multigpu_torchrun.py", ('["LOCAL_RANK"]', '["LOCAL_" "RANK"]'))
+    hidden = 'vars(dist)["init_process" "_group"]'
+    text = script.read_text().replace("dist.init_process_group", hidden)
+    script.write_text(text)
+    assert launcher(text) == "python"
+    assert watch(tmp_path, script, "--launcher", "torchrun").startswith("The run has ended.")
 
 
 IN_THREAD = """

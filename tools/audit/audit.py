@@ -61,7 +61,7 @@ class Audit:
         self.folder = folder
         self.shell = Shell(folder, as_in_life=True)
         self.text = sources(args.script)
-        self.launcher = args.launcher or launcher(self.text, args.ranks).split()[0]
+        self.launcher = args.launcher or launcher(self.text)
         self.gpus = True  # whether they are pretended
         self.findings = []
         self.started = []  # the runs so far

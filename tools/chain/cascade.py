@@ -3,28 +3,23 @@
 A three-way merge for each file of the chain, as tools.compose merges: its text, and the file above
 it as committed and as edited. Lines that both add at one place are all kept. A conflict is left in
 the file, marked as git marks it, and the chain stops there; the files that do not build on that one
-get the edit. If none is left, it names the recorded resolutions that the edit has made stale.
+get the edit. Once none is left, what quotes the edited lines follows, or is named: see quotes.py.
 """
 
-import subprocess
 import sys
 
-from tools.compose.compose import stale_resolutions
+from tools.chain.quotes import carry, has_conflict
+from tools.compose.compose import git
 from tools.compose.merge import merge as merge_lines
 from tools.steps import ALL, ROOT, STEPS, sizes
 
 
-def has_conflict(file):
-    return "\n<<<<<<< " in (ROOT / file).read_text()
-
-
 def merge(base, file):
     """Merges the uncommitted edit of `base` into `file`; returns whether it went in cleanly."""
-    show = ["git", "show", f"HEAD:{base}"]
-    committed = subprocess.run(show, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    if committed.returncode:
+    committed = git("show", f"HEAD:{base}")
+    if not committed:
         sys.exit(f"cascade: {base} is not committed yet, so there is no edit to carry down")
-    texts = [committed.stdout, (ROOT / file).read_text(), (ROOT / base).read_text()]
+    texts = [committed, (ROOT / file).read_text(), (ROOT / base).read_text()]
     old, ours, theirs = ([(line, None) for line in text.split("\n")] for text in texts)
 
     def mark(old, ours, theirs):
@@ -48,22 +43,26 @@ def cascade(base):
         elif merge(base, step.file):
             problems += cascade(step.file)
         else:
-            problem = f"conflict in {step.file}: resolve the marked lines"
-            if any(other.base == step.file for other in ALL):
-                problem += f", then run: make cascade FROM={step.file}"
-            problems.append(problem)
+            is_base = any(other.base == step.file for other in ALL)
+            then = f"make cascade FROM={step.file}" if is_base else "make cascade"
+            problems.append(f"conflict in {step.file}: resolve the marked lines, then run: {then}")
     return problems
 
 
 def main():
     bases = sorted({step.base for step in ALL})
-    if len(sys.argv) != 2 or sys.argv[1] not in bases:
+    edited = sys.argv[1:]
+    if not {*edited} <= {*bases} or len(edited) > 1:
         example = f"make cascade FROM={STEPS[0].base}"
         sys.exit(f"cascade: name the edited file, as in: {example}\n  {', '.join(bases)}")
-    if has_conflict(sys.argv[1]):
-        sys.exit(f"cascade: {sys.argv[1]} has conflict marks: resolve them first")
+    marked = [step.file for step in ALL if has_conflict(step.file)]
+    for file in edited or marked:
+        if file in marked:
+            sys.exit(f"cascade: {file} has conflict marks: resolve them first")
     print("before:", *sizes(), sep="\n  ")
-    problems = cascade(sys.argv[1]) or [*stale_resolutions()]
+    problems = [problem for base in edited for problem in cascade(base)]
+    if not any(has_conflict(step.file) for step in ALL):
+        problems += carry()
     print("after:", *sizes(), sep="\n  ")
     if problems:
         sys.exit("\n".join(f"cascade: {problem}" for problem in problems))

@@ -121,4 +121,4 @@ def install(script):
 
     @before(script.Trainer, "_run_batch")
     def reach_batch(self, inputs, targets):
-        reach("batch", self.epochs_run, self.samples_run)
+        reach("batch", self.epochs_run, getattr(self, "samples_run", 0))

@@ -11,14 +11,12 @@ import argparse
 import os
 import re
 import shutil
-import signal
-import subprocess
 import sys
 import time
 
 import torch
 
-from tools.launch.jobs import TIMEOUT_S, Job, missing_packages
+from tools.launch.jobs import Job, kill, missing_packages
 from tools.steps import ROOT, STEPS, changed_lines
 
 FOLDER = ROOT / "runs" / "chain"
@@ -61,16 +59,6 @@ def run(*commands, show=".", kill_at=None):
     if any(job.status() for job in jobs if job is not killed):
         sys.exit("the last command failed: see its output above")
     return "".join(job.output for job in jobs)
-
-
-def kill(pid):
-    """Kills a process and all that it has started: without /proc, which macOS lacks."""
-    pgrep = ["pgrep", "-P", str(pid)]
-    children = subprocess.run(pgrep, capture_output=True, timeout=TIMEOUT_S).stdout.split()
-    # First the parent: a torchrun that outlives its rank would begin a rendezvous, and die in it.
-    os.kill(pid, signal.SIGKILL)
-    for child in children:
-        kill(int(child))
 
 
 def commands(script, gpus):

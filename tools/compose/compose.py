@@ -132,19 +132,12 @@ def meet(parts):
     return fold(parts, code, resolve), met
 
 
-def stale_resolutions():
-    """Yields a line on the files of each resolution whose conflict is not met any more."""
-    stale = []
-    for known in resolutions.read():
-        lines, met = meet(known.parts)
-        if known.theirs is None:
-            is_met = len(resolutions.places(lines, known.ours)) == 1
-        else:
-            is_met = [known.ours, known.theirs] in met
-        if not is_met:
-            stale.append(" + ".join(known.parts))
-    for files in dict.fromkeys(stale):
-        yield f"{resolutions.PATH.name}: write anew what {files} become: they have changed"
+def is_met(known):
+    """Tells whether the files of a resolution still meet in the conflict that it settles."""
+    lines, met = meet(known.parts)
+    if known.theirs is None:
+        return len(resolutions.places(lines, known.ours)) == 1
+    return [known.ours, known.theirs] in met
 
 
 def merge_order(parts):

@@ -28,13 +28,18 @@ class Resolution(NamedTuple):
 
 @functools.cache
 def read():
-    """Returns the resolutions, in the order of the file. A blank line ends each."""
+    """Returns the resolutions, in the order of the file."""
+    return parse(PATH.read_text())
+
+
+def parse(text):
+    """Returns the resolutions in a text. A blank line ends each."""
     result, same = [], []
-    for first, ours, theirs, second, text in ENTRY.findall(PATH.read_text().rstrip() + "\n\n"):
+    for first, ours, theirs, second, lines in ENTRY.findall(text.rstrip() + "\n\n"):
         parts = f"{first} + {second.strip()}".removesuffix(" + ").split(" + ")
         same.append((tuple(parts), ours.splitlines(), theirs.splitlines() if second else None))
-        if text:
-            result += [Resolution(*entry, text.splitlines()[:-1]) for entry in same]
+        if lines:
+            result += [Resolution(*entry, lines.splitlines()[:-1]) for entry in same]
             same = []
     return result
 

@@ -66,7 +66,7 @@ def block_of(options):
 
 
 class GPT(NamedTuple):
-    """The shape of a model; its embedding and its head have a matrix each."""
+    """The shape of a model; its embedding and its head have a matrix each, unless `is_tied`."""
 
     params: float
     n_layer: int
@@ -74,6 +74,7 @@ class GPT(NamedTuple):
     vocab_size: int
     context: int
     block: Block = BLOCK_TYPES["gpt"]
+    is_tied: bool = False
 
     @property
     def embedding_params(self):
@@ -81,7 +82,7 @@ class GPT(NamedTuple):
 
     @property
     def head_params(self):
-        return self.vocab_size * self.n_embd
+        return 0 if self.is_tied else self.vocab_size * self.n_embd
 
     @property
     def block_params(self):
@@ -90,7 +91,7 @@ class GPT(NamedTuple):
     @property
     def flops_per_token(self):
         """As gpt/pretrain.py counts them: with attention, without the embeddings."""
-        multiplied = self.params - self.embedding_params
+        multiplied = self.block_params * self.n_layer + self.vocab_size * self.n_embd
         return 6 * multiplied + 12 * self.n_layer * self.n_embd * self.context
 
 

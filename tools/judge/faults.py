@@ -24,26 +24,25 @@ class Fault(NamedTuple):
         text = (ROOT / f"{self.stage}.py").read_text()
         for old, new in zip(self.edits[::2], self.edits[1::2], strict=True):
             if text.count(old) != 1:
-                raise ValueError(f"{self.what}: {text.count(old)} times in {self.stage}.py: {old}")
+                first = old.strip().partition("\n")[0]
+                raise ValueError(f"{self.what}: not once in {self.stage}.py: {first}")
             text = text.replace(old, new)
         return text
 
 
-def read_faults(path):
-    """Returns the faults of a file of diffs, each below a title, its hunks separated by @@."""
-    faults = []
-    for text in path.read_text().strip().split("\n\n"):
-        title, _, diff = text.partition("\n")
-        edits = []
-        for hunk in diff.split("\n@@\n"):
-            for signs in (" -", " +"):
-                lines = [line[1:] for line in hunk.splitlines() if line[0] in signs]
-                edits.append("".join(f"{line}\n" for line in lines))
-        faults.append(Fault(*title.removeprefix("# ").split(" | "), tuple(edits)))
-    return faults
+def parse(text):
+    """Returns the fault of a diff below its title, whose hunks are separated by @@."""
+    title, _, diff = text.strip().partition("\n")
+    edits = []
+    for hunk in diff.split("\n@@\n"):
+        for signs in (" -", " +"):
+            lines = [line[1:] for line in hunk.splitlines() if line[0] in signs]
+            edits.append("".join(f"{line}\n" for line in lines))
+    return Fault(*title.removeprefix("# ").split(" | "), tuple(edits))
 
 
-FAULTS = read_faults(Path(__file__).with_name("faults.diff"))
+PATH = Path(__file__).with_name("faults.diff")
+FAULTS = [parse(text) for text in PATH.read_text().split("\n\n")]
 
 
 if __name__ == "__main__":

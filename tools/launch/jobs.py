@@ -117,6 +117,17 @@ def send_signal(pid, signum):
         (os.killpg if os.getpgid(pid) == pid else os.kill)(pid, signum)
 
 
+def kill(pid):
+    """Kills a process and all that it has started: without /proc, which macOS lacks."""
+    pgrep = ["pgrep", "-P", str(pid)]
+    children = subprocess.run(pgrep, capture_output=True, timeout=TIMEOUT_S).stdout.split()
+    # First the parent: a torchrun that outlives its rank would begin a rendezvous, and die in it.
+    with contextlib.suppress(ProcessLookupError):  # it has just ended
+        os.kill(pid, signal.SIGKILL)
+    for child in children:
+        kill(int(child))
+
+
 class Job:
     """A started command; `output` is what it has printed so far, on stdout and stderr."""
 
@@ -207,6 +218,8 @@ class Job:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.01)
+        if self.status() is None:
+            kill(self.process.pid)
         self.process.wait(TIMEOUT_S)
 
 

@@ -22,14 +22,14 @@ def sources(script):
     return "\n".join(path.read_text() for path in paths)
 
 
-def launcher(text, ranks):
+def launcher(text):
     """Returns what starts a script: torchrun, unless it starts its ranks itself or is alone."""
     starts_ranks = re.search(r"(?<!psutil\.)\b(spawn|start_processes|Process)\(", text)
     reads_rank = r"(\[|get\(|getenv\().((LOCAL_)?RANK|WORLD_SIZE).[],)]"
     joins = rf"{reads_rank}|init_process_group|\b(Accelerator|Fabric)\("
     if starts_ranks or not re.search(joins, text):
         return "python"
-    return f"torchrun --standalone --nproc_per_node={ranks}"
+    return "torchrun"
 
 
 def end(signum, frame):

@@ -4,6 +4,7 @@ import json
 import random
 import re
 import tempfile
+from itertools import pairwise
 
 import torch
 
@@ -28,6 +29,34 @@ def write_text(path, chunks, context):
     new = path.with_name("new")
     new.write_bytes(bytes(letters))
     new.replace(path)  # a job may read the old one
+
+
+def save_tokenizer(path, size, *special_tokens):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({str(n): n for n in range(size)}, "0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
+    tokenizer.add_special_tokens([*special_tokens])
+    tokenizer.save(str(path))
+
+
+def write_tokens(folder, chunks, context):
+    """Writes random tokens in three shards, and a tokenizer, unless there are some."""
+    if folder.exists():
+        return
+    folder.mkdir()
+    save_tokenizer(folder / "tokenizer.json", 300)
+    random = torch.Generator().manual_seed(0)
+    size = chunks * context + 1
+    tokens = torch.randint(300, [size], generator=random)
+    tokens[torch.rand(size, generator=random) < 0.1] = 0  # ends of documents
+    tokens[5 * context : 6 * context] = 0  # without a target that counts
+    tokens[-1] = 0
+    # A chunk's last target is the first token of the next one, so the shards overlap by it.
+    ends = [0, chunks // 4, chunks * 2 // 3, chunks]
+    for number, (start, end) in enumerate(pairwise(ends)):
+        shard = tokens[start * context : end * context + 1].to(torch.uint16)
+        (folder / f"{number}.uint16").write_bytes(shard.numpy().tobytes())
 
 
 def make_model(folder, kind, dtype=torch.bfloat16, **changes):
@@ -93,5 +122,5 @@ def max_abs_diff(results, others):
 
 def logged_positions(output):
     """Returns epoch and sample of each snapshot in a log."""
-    found = re.findall(r"epoch (\d+) \+ (\d+) samples", output)
-    return [(int(epochs), int(samples)) for epochs, samples in found]
+    found = re.findall(r"epoch (\d+)(?: \+ (\d+) samples)? \| .* \| sav(?:ed|ing) ", output)
+    return [(int(epochs), int(samples or 0)) for epochs, samples in found]

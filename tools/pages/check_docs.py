@@ -2,8 +2,8 @@
 
 Also, that no diff is typed by hand, there or in README, and that no page takes long to read, nor
 the stages' pages together; what unfolds there, hints and answers, is an exercise and counts for its
-page only. Nor may a resolution of tools.compose be stale. Prints how many units there are, or what
-is wrong and where, and then ends with status 1.
+page only. Nor may a script be missing in tools/steps.py, or a quote of one be stale. Prints how
+many units there are, or what is wrong and where, and then ends with status 1.
 """
 
 import argparse
@@ -13,12 +13,11 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from tools.compose.compose import stale_resolutions
+from tools.chain.quotes import FILLED, lines_outside, stale
 from tools.pages.fences import DOCUMENTED, changed_units
 from tools.steps import ROOT, STAGES
 
 FENCE = re.compile(r'<!-- \[\[\[cog fence\("(.+)", "(.+)"\) \]\]\] -->')
-FILLED = re.compile(r"^<!-- \[\[\[cog.*?^<!-- \[\[\[end\]\]\] -->$", re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 DETAILS = ("<details", "</details")
 NO_WORDS = re.compile(r"\]\(\S+\)|<!--.*-->|</?summary>")
@@ -32,12 +31,6 @@ class Block(NamedTuple):
     where: str  # the page and the line
     unit: tuple[str, str]  # the file that a step leads to, and the unit's name
     section: int
-
-
-def lines_outside(pattern, text):
-    """Yields the number and the text of each line; those that match have none."""
-    rest = pattern.sub(lambda found: "\n" * found[0].count("\n"), text)
-    yield from enumerate(rest.splitlines(), 1)
 
 
 def typed_diffs(name, text):
@@ -97,10 +90,22 @@ def check_page(page):
     for found in blocks:
         if prose[found.section] < MIN_WORDS * sections[found.section]:
             problems.append(f"{found.where}: no prose beside {found.unit[1]} of {found.unit[0]}")
+    lines = lines_outside(CODE, page.read_text())
+    problems += [f"{name}:{number}: {line}" for number, line in lines if "TODO" in line]
     words = prose.total()
     if minutes(words) > MAX_MINUTES:
         problems.append(f"{name}: {minutes(words):.1f} minutes to read, of {MAX_MINUTES}")
     return blocks, prose, problems
+
+
+def unlisted_scripts():
+    """Yields a line for each recipe, job file or script with a trainer that is in no step."""
+    others = [*ROOT.glob("gpt/*.py"), *ROOT.glob("by_hand/*.py")]
+    scripts = [path for path in others if "class Trainer" in path.read_text()]
+    scripts += [*ROOT.glob("recipes/*.py"), *ROOT.glob("slurm/*.sbatch")]
+    files = {str(path.relative_to(ROOT)) for path in scripts}
+    for file in sorted(files - {step.file for step in DOCUMENTED}):
+        yield f"{file} is in no step: write a line for it into tools/steps.py"
 
 
 def check(docs):
@@ -110,7 +115,7 @@ def check(docs):
         found, prose[str(page.relative_to(docs))], wrong = check_page(page)
         blocks += found
         problems += wrong
-    problems += [*check_blocks(blocks), *stale_resolutions()]
+    problems += [*check_blocks(blocks), *unlisted_scripts(), *stale()]
     readme = docs.parent / "README.md"
     problems += typed_diffs(readme.name, readme.read_text())
     pages = [prose[f"{Path(stage).stem}.md"] for stage in STAGES]

@@ -12,6 +12,7 @@ import difflib
 import functools
 import itertools
 import re
+import sys
 import textwrap
 from pathlib import Path
 
@@ -87,7 +88,12 @@ def shell_units(text):
 def units(file):
     """Returns the units of a file of this repository."""
     cut = python_units if file.endswith(".py") else shell_units
-    return cut((ROOT / file).read_text())
+    try:
+        return cut((ROOT / file).read_text())
+    except FileNotFoundError:
+        raise ValueError(f"tools/steps.py lists {file}, which is missing") from None
+    except SyntaxError as error:
+        raise ValueError(f"{file}:{error.lineno}: {error.msg}; is a conflict left?") from None
 
 
 def stripped(lines):
@@ -153,11 +159,29 @@ def block(file, unit):
     return "\n".join(["```" + language, *changed[unit], "```"])
 
 
+def named(fill):
+    """Lets what fills a block name its place, for `make docs`, if it fails."""
+
+    @functools.wraps(fill)
+    def fill_or_fail(*args):
+        try:
+            fill(*args)
+        except (OSError, SyntaxError, ValueError) as error:
+            if "cog" not in sys.modules:
+                raise
+            cog = sys.modules["cog"]
+            cog.error(f"{cog.inFile}:{cog.firstLineNum}: {error}")
+
+    return fill_or_fail
+
+
+@named
 def fence(file, unit):
     """Prints the block of one unit, where cog picks it up."""
     print(block(file, unit))
 
 
+@named
 def essential(file, *texts):
     """Prints a block of changed lines of the step to `file`: those that contain `texts`.
 
@@ -184,6 +208,7 @@ def essential(file, *texts):
     print("```diff", *shown, "```", sep="\n")
 
 
+@named
 def faulty(number):
     """Prints the functions of a faulty script that its edits have changed, for docs/faults.md."""
     fault = FAULTS[number - 1]
@@ -196,6 +221,7 @@ def faulty(number):
     print("```python", "\n\n\n".join(changed), "```", sep="\n")
 
 
+@named
 def line_numbers(text):
     """Prints a text of docs/debugging.md, with numbers of lines in copies of multinode.py."""
     lines = (ROOT / "multinode.py").read_text().splitlines()
@@ -206,6 +232,7 @@ def line_numbers(text):
     print(text, end="")
 
 
+@named
 def table(folder, written):
     """Prints the table of a folder's files, for its index: a new row has the title of its page."""
     rows = {
@@ -217,7 +244,10 @@ def table(folder, written):
         if not step.file.startswith(f"{folder}/"):
             continue
         if name not in rows:
-            title = (ROOT / "docs" / folder / f"{name}.md").read_text().partition("\n")[0]
+            page = ROOT / "docs" / folder / f"{name}.md"
+            if not page.exists():
+                raise ValueError(f"write docs/{folder}/{name}.md, the page of {step.file}")
+            title = page.read_text().partition("\n")[0]
             rows[name] = f"| [`{name}.py`]({name}.md) | {title.removeprefix('# ')} |"
         print(rows[name], f"`{step.base}` |", changed_lines(step.base, step.file), "|")
     print()
@@ -232,6 +262,7 @@ def branches(file):
         yield from (f"{'    ' if last else '│   '}{line}" for line in branches(name))
 
 
+@named
 def tree(root):
     """Prints which file of gpt/ builds on which, for its index."""
     print("```", root, *branches(root), "```", sep="\n")

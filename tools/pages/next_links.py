@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,6 +11,9 @@ from tools.steps import ROOT
 
 def main():
     names = re.findall(r" (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+    if missing := {*names} ^ pages:
+        sys.exit(f"these are in mkdocs.yml or in docs/, not in both: {' '.join(sorted(missing))}")
     for name, next_name in pairwise(names):
         title = (ROOT / "docs" / next_name).read_text().partition("\n")[0].removeprefix("# ")
         link = f"Next: [{title}]({os.path.relpath(next_name, Path(name).parent)})"

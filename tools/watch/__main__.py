@@ -48,6 +48,7 @@ def write_page(path, title, end, data):
 def main():
     parser = argparse.ArgumentParser(prog="python -m tools.watch", description=__doc__)
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--launcher", choices=["python", "torchrun"], help="how to start it")
     parser.add_argument("-o", "--output", type=Path, help="the page; by default, SCRIPT.html")
     parser.add_argument("script", type=Path)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
@@ -57,7 +58,9 @@ def main():
     script = args.script.resolve()
     output = args.output or Path(f"{args.script}.html")
     text = sources(args.script)
-    start = launcher(text, args.ranks)
+    start = args.launcher or launcher(text)
+    if start == "torchrun":
+        start += f" --standalone --nproc_per_node={args.ranks}"
     gpus = {} if re.search(r"is_available|current_accelerator", text) else {"PRETEND_GPUS": "8"}
     command = f"{start} {shlex.join([str(script), *args.arguments])}"
     with tempfile.TemporaryDirectory() as folder:  # where no snapshot of the reader's is in use

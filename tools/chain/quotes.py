@@ -1,0 +1,176 @@
+"""What quotes lines of the series' files: `make cascade` has it follow an edit of these lines.
+
+`make docs` names what is stale in faults.diff, resolutions.txt, mutations.txt and exercises.txt.
+"""
+
+import functools
+import json
+import re
+from collections import Counter
+from difflib import SequenceMatcher
+
+from tools.compose import compose, resolutions
+from tools.judge import faults
+from tools.steps import ALL, PORTS, ROOT, diff_lines
+
+BASES = {step.file: step.base for step in ALL + PORTS}
+FILES = list(dict.fromkeys([*BASES.values(), *BASES]))
+FILLED = re.compile(r"^<!-- \[\[\[cog.*?^<!-- \[\[\[end\]\]\] -->$", re.DOTALL | re.MULTILINE)
+SEARCHED = ("*.md", "*.py", "tools/learn/*.txt")
+NEWLINE = "\n"  # in an f-string, as Python 3.11 wants it
+MIN_LENGTH = 20  # of a line that tells its file from others
+
+
+def has_conflict(file):
+    return "\n<<<<<<< " in (ROOT / file).read_text()
+
+
+def lines_outside(pattern, text):
+    """Yields the number and the text of each line; those that match have none."""
+    rest = pattern.sub(lambda found: "\n" * found[0].count("\n"), text)
+    yield from enumerate(rest.splitlines(), 1)
+
+
+@functools.cache
+def edits(file):
+    """Returns the old and the new lines of each uncommitted edit of a file, none of a new one.
+
+    As many new as old ones count one by one; an insertion is known by the lines around it.
+    """
+    old = compose.git("show", f"HEAD:{file}").splitlines()
+    new = (ROOT / file).read_text().splitlines()
+    found = []
+    for kind, i, end, j, new_end in SequenceMatcher(None, old, new, False).get_opcodes():
+        if kind == "insert":
+            i, end, j, new_end = max(i - 1, 0), end + 1, max(j - 1, 0), new_end + 1
+        if kind != "equal" and end - i == new_end - j:
+            found += [([a], [b]) for a, b in zip(old[i:end], new[j:new_end], strict=True)]
+        elif kind != "equal" and old:
+            found.append((old[i:end], new[j:new_end]))
+    return found
+
+
+def follow(lines, file, sign=""):
+    """Returns quoted lines of a file, each with a sign before it, with the edits of the file."""
+    for edit in edits(file):
+        old, new = ([sign + line for line in side] for side in edit)
+        i = 0
+        while i + len(old) <= len(lines):
+            if lines[i : i + len(old)] == old:
+                lines = [*lines[:i], *new, *lines[i + len(old) :]]
+                i += len(new)
+            else:
+                i += 1
+    return lines
+
+
+def problem_of_fault(text):
+    try:
+        faults.parse(text).source()
+    except ValueError as error:
+        return str(error)
+
+
+def carry_into_fault(text):
+    file = f"{faults.parse(text).stage}.py"
+    carried = "\n".join(follow(follow(text.split("\n"), file, "-"), file, "+"))
+    return text if problem_of_fault(carried) else carried
+
+
+def problem_of_resolution(text):
+    for known in resolutions.parse(text):
+        if not compose.is_met(known):
+            return f"write anew what {' + '.join(known.parts)} become: they have changed"
+
+
+def carry_into_resolution(text):
+    parts = [part for known in resolutions.parse(text) for part in known.parts]
+    lines = text.split("\n")
+    for file in dict.fromkeys(file for part in parts for file in compose.ancestors(part)):
+        lines = follow(lines, file)
+    return "\n".join(lines)
+
+
+def mutated_files(folder, patterns):
+    """Yields the files that the patterns name; one with a * names only files that are steps."""
+    steps = {folder / file for file in FILES}
+    for pattern in patterns.split():
+        yield from (path for path in folder.glob(pattern) if "*" not in pattern or path in steps)
+
+
+def problem_of_mutation(text):
+    patterns, old, *_ = text.split(" | ")
+    for path in mutated_files(ROOT, patterns):
+        if path.read_text().count(old) != 1:
+            return f"{old!r} is not once in {path.relative_to(ROOT)}"
+
+
+def problem_of_exercises(text):
+    stage, *exercises = text.splitlines()
+    script = (ROOT / f"{stage}.py").read_text()
+    for name in re.findall(r"^fill (.+) \| ", "\n".join(exercises), re.MULTILINE):
+        if name not in script:
+            return f"{name!r} is not in {stage}.py"
+
+
+def answers(text):
+    """Returns the file that a part of units.json is about, and its units."""
+    lines = text.splitlines()
+    return text.split('"')[1], [json.loads(line.rstrip(",")) for line in lines if line[0] == "{"]
+
+
+def problem_of_answers(text):
+    file, units = answers(text)
+    lines = Counter(line for unit in units for line in unit["lines"])
+    if lines != Counter(diff_lines(BASES[file], file)):
+        return f"lines of {file} have no answer: python -m tools.units {file}"
+
+
+def carry_into_answers(text):
+    file, units = answers(text.removesuffix("}\n"))
+    for unit in units:
+        lines = follow(follow(unit["lines"], BASES[file], "-"), file, "+")
+        # Without blank lines, and without those that both files have now.
+        other = [{"+": "-", "-": "+"}[line[0]] + line[1:] for line in lines]
+        lines = [line for line in lines if line[1:] and line not in other]
+        sides = unit["lines"], lines
+        text = text.replace(*(json.dumps(side, ensure_ascii=False) for side in sides))
+    return text
+
+
+split = functools.partial(re.split, flags=re.MULTILINE)
+QUOTES = [  # a file, what each of its parts begins with, and how one is checked and carried
+    (faults.PATH, r"^(?=# )", problem_of_fault, carry_into_fault),
+    (resolutions.PATH, r"(?<=\n\n)(?=<<<<<<< )", problem_of_resolution, carry_into_resolution),
+    (ROOT / "tools/learn/exercises.txt", r"(?<=\n\n)", problem_of_exercises, str),
+    (ROOT / "tests/tools/mutations.txt", r"(?<=\n)(?=.)", problem_of_mutation, str),
+]
+ANSWERS = (ROOT / "docs/assets/units.json", r'^(?=")', problem_of_answers, carry_into_answers)
+
+
+def stale(quotes=QUOTES):
+    """Yields where a part no longer fits the files that it quotes, and why."""
+    for path, separator, problem, _ in quotes:
+        before, *texts = split(separator, path.read_text())
+        for text in texts:
+            if said := problem(text):
+                yield f"{path.relative_to(ROOT)}:{1 + before.count(NEWLINE)}: {said}"
+            before += text
+
+
+def carry():
+    """Carries uncommitted edits into what quotes their old lines; yields what is left to do."""
+    for path, separator, problem, carry_into in [*QUOTES, ANSWERS]:
+        first, *texts = split(separator, path.read_text())
+        texts = [carry_into(text) if problem(text) else text for text in texts]
+        path.write_text("".join([first, *texts]))
+    resolutions.read.cache_clear()
+    compose.meet.cache_clear()
+    yield from stale([*QUOTES, ANSWERS])
+    gone = {line.strip() for file in FILES for old, _ in edits(file) for line in old}
+    gone -= {line.strip() for file in FILES for line in (ROOT / file).read_text().splitlines()}
+    gone = [line for line in gone if len(line) >= MIN_LENGTH]
+    for name in compose.git("ls-files", *SEARCHED).split():
+        for number, line in lines_outside(FILLED, (ROOT / name).read_text()):
+            if name not in FILES and any(text in line for text in gone):
+                yield f"{name}:{number}: quotes a line that has changed: {line.strip()}"
