@@ -10,6 +10,7 @@ import time
 from json import loads
 
 from tools.launch.jobs import TimeLimit
+from tools.steps import ROOT
 
 SILENCE_S = 30  # after which a run hangs; a right script is silent for less than 15
 STACK = re.compile(
@@ -50,6 +51,15 @@ def differences(one, other):
         if mine["inputs"] == others["inputs"] and mine["targets"] != others["targets"]:
             text = f"the same samples have other targets in another process: {SETS}"
             yield "targets", text, mine["place"]
+
+
+def start_observed(shell, folders, script, observer, arguments, launcher, **variables):
+    """Starts the ranks of a script, or what starts them, with the witness: see _witness_start."""
+    variables |= {"WITNESS_SCRIPT": str(script), "WITNESS_OBSERVER": str(observer)}
+    if launcher != "python":
+        variables["WITNESS_TORCHRUN"] = "1"
+    start = ROOT / "tools" / "witness" / "_witness_start.py"
+    return shell.ranks_on(folders, f"{start} {arguments}", **variables)
 
 
 class WrongError(Exception):
@@ -177,6 +187,10 @@ class Run:
             [sample for step in ranks for sample in step["samples"]]
             for ranks in zip(*self.steps[: 1 if self.same_samples else None], strict=False)
         ]
+
+    def stay_in_group(self):
+        """Whether processes end without destroy_process_group."""
+        return len(self.values("left")) < len(self.values("joined"))
 
     def values(self, key):
         return sorted(event[key] for event in self.events if key in event)
