@@ -3,10 +3,11 @@
 import json
 import re
 import shutil
+import sys
 
 import pytest
 import yaml
-from helpers import IGNORED, run
+from helpers import IGNORED, NIGHTLY, run
 
 from tools.steps import ROOT
 
@@ -82,3 +83,24 @@ def test_job(tmp_path, workflow, job, row):
         assert len(calls) == len(expected)
         assert all(call.startswith(text) for call, text in zip(calls, expected, strict=True))
     assert bool((copy / "constraints.txt").read_text().strip()) != row.get("unpin", False)
+
+
+def resolve(*requirements):
+    """Returns the names of what pip would install, and of those that their authors withdrew."""
+    result = run(sys.executable, "-m", "pip", "install", "--dry-run", "-I", *requirements)
+    if result.returncode:
+        pytest.skip(f"pip finds no index, or not all packages there: {result.stderr[-500:]}")
+    line = re.search(r"^Would install (.*)", result.stdout, re.MULTILINE)[1]
+    names = {name.rpartition("-")[0] for name in line.split()}
+    return names, re.findall(r"a yanked version: '(\S+)'", result.stderr)
+
+
+@NIGHTLY
+def test_pins():
+    """What is needed is pinned, but for CUDA's packages; no other, and no withdrawn release is."""
+    assert resolve("--no-deps", "soupsieve==3.0.1") == ({"soupsieve"}, ["soupsieve"])
+    needed, withdrawn = resolve("-r", "requirements-dev.txt", "-c", "constraints.txt")
+    assert withdrawn == []
+    needed = {name for name in needed if not name.startswith(("nvidia", "cuda", "triton"))}
+    text = (ROOT / "constraints.txt").read_text()
+    assert needed == {*re.findall(r"^(\S+)==", text, re.MULTILINE)}
