@@ -76,15 +76,18 @@ def calls_of(log):
     return [re.sub(r"--seed \d+", "--seed N", call) for call in calls]
 
 
-@pytest.mark.parametrize("script, calls", [("run", RUN), ("nightly", NIGHT)])
-def test_failure_is_told(tmp_path, stubs, script, calls):
-    """If a call fails, so does the script; the others of the night come all the same."""
+COMMANDS = [(".ci/run", RUN), (".ci/nightly", NIGHT), ("make docs", SITE)]
+
+
+@pytest.mark.parametrize("command, calls", COMMANDS)
+def test_failure_is_told(tmp_path, stubs, command, calls):
+    """If a call fails, so does the command; the others of the night come all the same."""
     for number, call in enumerate(calls):
         (tmp_path / "log").unlink(missing_ok=True)
         fails = call.replace("--seed N", f"--seed {time.strftime('%j')}")
-        result = run(f".ci/{script}", folder=tmp_path / "copy", env=stubs | {"FAILS": fails})
+        result = run(*command.split(), folder=tmp_path / "copy", env=stubs | {"FAILS": fails})
         assert result.returncode != 0, call
-        called = calls[: number + 1] if script == "run" else calls
+        called = calls[: number + 1] if command != ".ci/nightly" else calls
         assert calls_of((tmp_path / "log").read_text()) == called
 
 
