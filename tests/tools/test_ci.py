@@ -133,3 +133,10 @@ def test_pins():
     needed = {name for name in needed if not name.startswith(("nvidia", "cuda", "triton"))}
     text = (ROOT / "constraints.txt").read_text()
     assert needed == {*re.findall(r"^(\S+)==", text, re.MULTILINE)}
+
+
+def test_parts_of_the_night():
+    """Each part is a job, which has the tags that docs/compose.md names."""
+    jobs = [(job, row["part"]) for _, job, row in JOBS if "part" in row]
+    assert [part for _, part in jobs] == [*PARTS]
+    assert jobs[0][0]["steps"][0]["with"]["fetch-depth"] == 0
