@@ -53,18 +53,13 @@ def format_lines(lines, language, units=()):
 @functools.cache
 def units_of_lines(file):
     """Returns, by function, the unit of each changed line of a file's step, such as `a.py:3`."""
-    changed = {
-        name: [line for line in lines if line[0] in "+-"]
-        for name, lines in changed_units(step_to(file)).items()
-    }
-    numbers = iter(
-        owners([line for lines in changed.values() for line in lines], load().get(file, []))
-    )
-    found = {name: [next(numbers) for _ in lines] for name, lines in changed.items()}
-    return {
-        name: [None if number is None else f"{file}:{number}" for number in lines]
-        for name, lines in found.items()
-    }
+    diffs = changed_units(step_to(file))
+    changed = [(name, line) for name, lines in diffs.items() for line in lines if line[0] in "+-"]
+    found = {name: [] for name in diffs}
+    numbers = owners([line for _, line in changed], load().get(file, []))
+    for (name, _), number in zip(changed, numbers, strict=True):
+        found[name].append(None if number is None else f"{file}:{number}")
+    return found
 
 
 def on_page(file):

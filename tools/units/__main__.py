@@ -53,9 +53,11 @@ def cut_anew(file, units):
     numbers = iter(whole_units(cut.lines(range(len(cut.pieces))), units))
     pieces, rest = {}, []
     for index in range(len(cut.pieces)):
-        for number in {next(numbers) for _ in cut.lines({index})}:
-            where = rest if number is None else pieces.setdefault(number, [])
-            where.append(index)
+        of_lines = {next(numbers) for _ in cut.lines({index})}
+        for number in of_lines - {None}:
+            pieces.setdefault(number, []).append(index)
+        if of_lines == {None}:
+            rest.append(index)
     closures = cut.closures(pieces.values())
     found = [
         ((frozenset(own), all_of), units[n])
@@ -69,9 +71,7 @@ def where(place):
     """Returns which check or test holds a line of a file, and the sentence about it."""
     file, _, number = place.rpartition(":")
     if file not in BASES or not number.isdigit():
-        raise ValueError(
-            f"{place} is no FILE:LINE of a file that builds on another, see tools/steps.py"
-        )
+        raise ValueError(f"{place} is no FILE:LINE of a file that builds on another")
     text = (ROOT / file).read_text().splitlines()
     index = int(number) - 1
     if not (0 <= index < len(text) and text[index].strip()):
@@ -87,9 +87,7 @@ def where(place):
         if at is not None:
             number = owners(lines, load().get(file, []))[at]
             if number is None:
-                raise ValueError(
-                    f"{file}:{index + 1} has no answer yet: python -m tools.units {file}"
-                )
+                raise ValueError(f"{file}:{index + 1} has no answer: python -m tools.units {file}")
             unit = load()[file][number]
             return f"{file}:{index + 1} {lines[at]}\n{holder(unit)}\nWithout it: {unit['without']}"
         file, index = BASES[file], index + moved
@@ -134,15 +132,13 @@ def ask(files, everything):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("files", nargs="*", help="by default, those in which something has changed")
-    parser.add_argument(
-        "--where", metavar="FILE:LINE", help="print which check or test holds a line"
-    )
+    parser.add_argument("--where", metavar="FILE:LINE", help="print which test holds a line")
     args = parser.parse_args()
     if args.where:
         try:
             return print(where(args.where))
         except ValueError as error:
-            parser.error(str(error))
+            sys.exit(str(error))
     if unknown := {*args.files} - {*BASES}:
         parser.error(f"no step leads to {', '.join(unknown)}")
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
