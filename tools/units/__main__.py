@@ -118,12 +118,13 @@ def ask(files, everything):
             for number, (unit, known) in enumerate(found):
                 if everything or not known or not is_fresh(known):
                     job = pool.submit(answer, cut, file, unit, known.get("falls", ""))
-                    jobs[job] = answers, number, file
+                    jobs[job] = answers, number, f"{file}: {cut.lines(unit[0])[0]}"
         for job in concurrent.futures.as_completed(jobs):
-            answers, number, file = jobs[job]
+            answers, number, what = jobs[job]
             before, unit = answers[number], job.result()
+            print(f"{what} …: {unit['falls'] or 'NOTHING'}", flush=True)
             if before.get("falls", unit["falls"]) != unit["falls"]:
-                wrong.append(f"{file}: {before['falls']} does not fall, but {unit['falls']}")
+                wrong.append(f"{what}: {before['falls']} does not fall, but {unit['falls']}")
             answers[number] = unit | {key: before[key] for key in BY_HAND if key in before}
             write(units)
     return wrong
