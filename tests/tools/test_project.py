@@ -187,8 +187,8 @@ def test_recipe_is_begun(tmp_path):
     result = run("python", "-m", "tools.pages.check_docs", folder=copy)
     assert result.returncode == 0, result.stderr
     result = run("pytest", "-n", "0", "-k", "clip.py or test_clip", "tests", folder=copy)
-    failed = re.findall(r"^FAILED \S+::(\w+)", result.stdout, re.MULTILINE)
-    assert failed == ["test_each_changed_line_has_an_answer"], result.stdout
+    assert result.returncode == 0, result.stdout
+    assert "run: python -m tools.units recipes/clip.py; then write" in result.stdout
     result = run("ruff", "check", "--output-format=concise", folder=copy)
     assert re.findall(r"^(\S+):\d+:\d+: (\w+)", result.stdout, re.MULTILINE) == [
         ("tests/recipes/test_clip.py", "FIX002")
