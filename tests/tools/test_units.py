@@ -4,7 +4,7 @@ import json
 from collections import Counter
 
 import pytest
-from helpers import NIGHTLY, read_script
+from helpers import read_script
 
 from tools.steps import ALL, ROOT, diff_lines
 from tools.units import answers
@@ -66,15 +66,6 @@ def test_a_test_that_a_person_names():
     name = "test_bad_input.py::test_more_processes_than_gpus"
     unit = unit_with("multigpu_torchrun.py", "too few GPUs")
     assert answer("multigpu_torchrun.py", unit, name)["falls"] == name
-
-
-@pytest.mark.parametrize("file", [pytest.param(file, marks=NIGHTLY) for file in ANSWERED])
-def test_nothing_falls_as_it_is(file, monkeypatch):
-    """Neither a check, as the answers are found, nor a test that is an answer."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert answers.judge(file, ROOT / file) is None
-    named = {unit["falls"] for unit in ANSWERED[file] if "::" in unit["falls"]}
-    assert answers.test(file, (ROOT / file).read_text(), *named) is None
 
 
 def test_a_test_that_is_not_there():
