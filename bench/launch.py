@@ -1,14 +1,9 @@
-"""Starts what is measured: commands, which end with this process, and their ranks."""
+"""Starts commands that are measured, and that end with this process."""
 
 import contextlib
-import os
 import sys
 import tempfile
-import time
 from pathlib import Path
-
-import torch
-import torch.distributed as dist
 
 from tools.launch.jobs import Job
 from tools.steps import ROOT
@@ -34,20 +29,3 @@ def output_of(command):
     if status != 0:
         sys.exit(f"{output}\nfailed: {command}")
     return output
-
-
-@contextlib.contextmanager
-def process_group(parser):
-    """Makes this process a rank; returns its device."""
-    if "LOCAL_RANK" not in os.environ:
-        parser.error("start this script with torchrun, as its first lines show")
-    if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
-        dist.init_process_group("nccl", device_id=device)
-    else:
-        device = torch.device("cpu")
-        dist.init_process_group("gloo")
-    yield device
-    time.sleep(0.1)  # as in multinode.py
-    dist.destroy_process_group()

@@ -9,6 +9,7 @@ model of gpt/pretrain.py takes, with and without its all-reduce. --json keeps th
 import argparse
 import functools
 import json
+import os
 import statistics
 import time
 from pathlib import Path
@@ -19,7 +20,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, RandomSampler
 
-from bench.launch import process_group
 from gpt.pretrain import GPT, TextDataset, configure_optimizer, next_byte_loss
 
 SIZES = [2**n for n in (10, 14, 18, 20)]  # bytes
@@ -115,12 +115,22 @@ def main():
     args = parser.parse_args()
     if min(args.repetitions, *args.batch_size) < 1:
         parser.error("--repetitions and --batch_size must be 1 or more")
-    with process_group(parser) as device:
-        figures = measure(args, device)
-        if dist.get_rank() == 0:
-            report(figures)
-            if args.json:
-                Path(args.json).write_text(json.dumps(figures))
+    if "LOCAL_RANK" not in os.environ:
+        parser.error("start this script with torchrun, as its first lines show")
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device)
+    else:
+        dist.init_process_group("gloo")
+    figures = measure(args, device)
+    if dist.get_rank() == 0:
+        report(figures)
+        if args.json:
+            Path(args.json).write_text(json.dumps(figures))
+    time.sleep(0.1)  # as in multinode.py
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

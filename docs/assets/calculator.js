@@ -1,5 +1,6 @@
-// The calculator of docs/choose.md and docs/cost.md. tools/formulas explains the formulas, and
-// tools/pages/widgets.py brings the constants from there, and a test compares the results.
+// The calculator of docs/choose.md and docs/cost.md. Its fields take any numbers, so no table that
+// Python writes has all answers: these are the formulas of tools/formulas, which explains them, with
+// the constants that tools/pages/widgets.py brings from there. A test compares the results.
 (() => {
   const page = document.getElementById("calculator");
   const { hardware, ...C } = JSON.parse(page.querySelector("script").textContent);

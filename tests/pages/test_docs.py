@@ -15,7 +15,7 @@ from browser import browser_of, needs_browser, served
 from helpers import IGNORED, NIGHTLY, documented_errors, fences, run
 
 from tools import steps
-from tools.compose.compose import compose, read_pairs
+from tools.compose.compose import compose
 from tools.formulas import calculator
 from tools.pages.fences import essential
 from tools.steps import ROOT, diff_lines
@@ -267,27 +267,23 @@ def test_any_two_files_can_be_compared(site):
 
 
 @needs_browser
-@pytest.mark.parametrize("count", [1, pytest.param(1000, marks=NIGHTLY)])
-def test_composed_in_the_page(site, count):
-    """A script that is chosen there is the one that the command writes, to the byte, or none."""
-    pairs = [*read_pairs().items()]
-    random.Random(count).shuffle(pairs)
-    proven = [pair for pair, known in pairs if known == "proven"]
-    conflicts = [pair for pair, known in pairs if known == "conflict"]
+def test_composed_in_the_page(site):
+    """A script that is chosen there is the one that the command writes, to the byte."""
     with browser_of(site) as (page, address):
-        for pair in proven[:count] + conflicts[:count]:
-            parts = pair.split(" + ")
-            page.goto(f"{address}/compose.html?files={','.join(parts)}")
-            lines = compose(parts, "my_training.py") if pair in proven else []
-            expected = "".join(f"{line}\n" for line, _ in lines)
-            assert page.locator("#compose code").evaluate("code => code.textContent") == expected
-        page.goto(f"{address}/compose.html?files=recipes/fsdp.py")
+        page.goto(f"{address}/compose.html?files=recipes/fsdp.py,recipes/evaluate.py")
         page.check("input[value='recipes/tensorboard_logging.py']")
+        assert page.url.endswith("?files=recipes/fsdp.py,recipes/tensorboard_logging.py")
         assert page.is_disabled("input[value='recipes/verify.py']")
-        assert page.locator(".part-1.line").count() > 5
+        assert "different shards" in page.inner_text("label:has([value='recipes/verify.py'])")
+        assert page.locator(".part-0.line").count() > 5 < page.locator(".part-1.line").count()
         with page.expect_download() as download:
             page.click("#compose button:text('Save')")
-        assert "Composed of:\n    recipes/tensorboard" in Path(download.value.path()).read_text()
+        lines = compose(["recipes/tensorboard_logging.py", "recipes/fsdp.py"], "my_training.py")
+        expected = "".join(f"{line}\n" for line, _ in lines)
+        assert Path(download.value.path()).read_text() == expected
+        page.select_option("#compose select", "gpt/hsdp.py")
+        page.check("input[value='gpt/accumulate.py']")
+        assert "hsdp.py" in page.inner_text("#compose code")
 
 
 # Returns the rows of both tables of the calculator, for each list of values of its fields.

@@ -7,9 +7,9 @@ import sys
 from urllib.parse import parse_qsl
 
 import pytest
-from helpers import needs_slurm, run, snippet
+from helpers import snippet
 
-from bench import published
+from bench.pages import published
 from tools.formulas import calculator, scaling
 from tools.steps import ROOT
 
@@ -32,15 +32,6 @@ def test_latency_limits_fsdp_over_all_gpus():
     hsdp, fsdp = (scaling.efficiency(simple, 2048, 8e9, 4e6, hsdp) for hsdp in (True, False))
     assert hsdp == pytest.approx(0.93, abs=0.005)
     assert fsdp == pytest.approx(0.20, abs=0.005)
-
-
-@pytest.mark.nightly
-@needs_slurm
-def test_measurements():
-    """What bench/cost.py does, in one round instead of three; its figures depend on the machine."""
-    result = run("python", "-m", "bench.cost", "--rounds", "1")
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert "Fitted: computation " in result.stdout and "\n4 x 1, 20 Mbit/s  " in result.stdout
 
 
 def test_slowest_of_two():
@@ -123,14 +114,13 @@ def test_pipeline_bubble():
     assert seconds == pytest.approx([seconds[0] * (m + 3) / 4 for m in (1, 2, 8)])
 
 
-def test_published_speeds(monkeypatch, capsys):
+def test_published_speeds(capsys):
     """H100's utilizations are those of published runs; docs/large_clusters.md shows others."""
     groups = published.compare()
     utilizations = {False: scaling.H100.utilization, True: scaling.H100.recompute_utilization}
     for recompute, utilization in utilizations.items():
         _, achieved = zip(*groups["8 to 64 GPUs", recompute], strict=True)
         assert round(statistics.median(achieved), 2) == utilization
-    monkeypatch.setattr(sys, "argv", ["published.py"])
-    published.main()
+    published.report()
     lines = snippet("large_clusters.md", "torchtitan's", "text").splitlines()
     assert set(lines) - {"\N{HORIZONTAL ELLIPSIS}"} <= set(capsys.readouterr().out.splitlines())

@@ -211,7 +211,10 @@ COMMANDS = [
     ("python -m tools.chain.run --help", "usage: run.py"),
     ("python -m tools.judge.faults 1", "class Trainer:"),
     ("python -m tools.formulas.scaling", "best interval"),
-    pytest.param("python -m bench.recovery_time 1", "regroup.py: ", marks=NIGHTLY),
+    # What pages quote of measurements, each once; which figures come out depends on the machine.
+    pytest.param(
+        "python -m bench.pages --rounds 1", "\n4 x 1, 20 Mbit/s  ", marks=[NIGHTLY, needs_slurm]
+    ),
     pytest.param(
         "make bench BENCH_ARGS='--rounds 1 --epochs 1'", "x raw DDP", marks=pytest.mark.long
     ),

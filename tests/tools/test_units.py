@@ -4,7 +4,7 @@ import sys
 import warnings
 
 import pytest
-from helpers import NIGHTLY, read_script
+from helpers import read_script
 
 from tools.steps import ALL, ROOT, diff_lines
 from tools.units import __main__ as units
@@ -116,15 +116,6 @@ def test_where_is_nothing(place, message, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["units", "--where", place])
     with pytest.raises(SystemExit, match=message):
         units.main()
-
-
-@pytest.mark.parametrize("file", [pytest.param(file, marks=NIGHTLY) for file in load()])
-def test_nothing_falls_as_it_is(file, monkeypatch):
-    """Neither a check, as the answers are found, nor a test that is an answer."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert answers.judge(file, ROOT / file) is None
-    named = {unit["falls"] for unit in load()[file] if "::" in unit["falls"]}
-    assert answers.test(file, (ROOT / file).read_text(), *named) is None
 
 
 def test_a_test_that_is_not_there():

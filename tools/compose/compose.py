@@ -24,6 +24,7 @@ FILES = [STAGES[0], *BASES]
 PAIRS = Path(__file__).with_name("pairs.json")  # which are proven, by tests/tools/test_pairs.py
 RENAMED = {"recipes/regroup.py": "by_hand/regroup.py"}  # from the name that older copies know
 OLD = {}  # the text of an old version, by its name, such as multinode.py@1.0
+parse = functools.cache(ast.parse)  # a file is in many pairs
 
 
 def fail(message):
@@ -73,7 +74,7 @@ def split(file):
     """Returns the lines of a file's docstring, and of its code."""
     try:
         text = source_of(file)
-        tree = ast.parse(text, file)
+        tree = parse(text, file)
     except (SyntaxError, ValueError) as error:  # or no text
         fail(f"cannot read {file}: {error}")
     end = tree.body[0].end_lineno if ast.get_docstring(tree) else 0

@@ -1,36 +1,43 @@
-"""Merges files that build on one another, line by line. docs/assets/compose.js does the same.
+"""Merges files that build on one another, line by line.
 
 A line is a pair: its text, and the file that it comes from, or None if several have it.
 """
 
+import functools
 import math
 import re
 
 
 def diff(old, new):
-    """Yields a sign and an index: + for a line of `new`, - or a blank for one of `old`.
+    """Returns signs and indices: + for a line of `new`, - or a blank for one of `old`.
 
-    As in docs/assets/lcs.js, those with a blank are a longest common subsequence.
+    Those with a blank are a longest common subsequence.
     """
+    return diff_texts(tuple(texts(old)), tuple(texts(new)))
+
+
+@functools.cache
+def diff_texts(old, new):
     common = [[0] * (len(new) + 1) for _ in range(len(old) + 1)]  # lines, from i and from j on
-    new_texts = texts(new)
-    for (text, _), row, below in zip(old[::-1], common[-2::-1], common[:0:-1], strict=True):
+    for text, row, below in zip(old[::-1], common[-2::-1], common[:0:-1], strict=True):
         for j in reversed(range(len(new))):
-            if text == new_texts[j]:
+            if text == new[j]:
                 row[j] = below[j + 1] + 1
             else:  # their maximum, without a call in this innermost loop
                 row[j] = below[j] if below[j] > row[j + 1] else row[j + 1]
     i, j = 0, 0
+    signs = []
     while i < len(old) or j < len(new):
-        if i < len(old) and j < len(new) and old[i][0] == new[j][0]:
-            yield " ", i
+        if i < len(old) and j < len(new) and old[i] == new[j]:
+            signs.append((" ", i))
             i, j = i + 1, j + 1
         elif j == len(new) or (i < len(old) and common[i + 1][j] >= common[i][j + 1]):
-            yield "-", i
+            signs.append(("-", i))
             i += 1
         else:
-            yield "+", j
+            signs.append(("+", j))
             j += 1
+    return signs
 
 
 def subject(line):

@@ -1,4 +1,4 @@
-"""Recorded resolutions of conflicts, as git's rerere keeps them. docs/assets/compose.js has them.
+"""Recorded resolutions of conflicts, as git's rerere keeps them.
 
 resolutions.txt has both sides of a conflict, as git marks them, and below them the lines that a
 person has written for their place. If these serve several conflicts, they stand below the last one.

@@ -3,8 +3,8 @@
     step = computation + all-reduce - what of it hides behind the computation
     all-reduce = buckets x hops x latency + 2 (N - 1) / N x bytes / bandwidth
 
-bench/cost.py fits this formula to one machine. Models of large clusters are sharded: there, it
-counts all-gathers and reduce-scatters too.
+bench/pages/cost.py fits this formula to one machine. Models of large clusters are sharded: there,
+it counts all-gathers and reduce-scatters too.
 Times are in seconds, sizes in bytes, bandwidths in bytes per second.
 """
 
@@ -47,7 +47,7 @@ class Hardware(NamedTuple):
 
 
 # FLOP/s, NVLink: NVIDIA's H100 data sheet, SXM, without sparsity; its 900 GB/s are both directions.
-# Utilization: medians of llm-foundry's runs on up to 64 GPUs, rounded to 0.01 (bench/published.py).
+# Utilization: medians of llm-foundry's runs on up to 64 GPUs (bench/pages/published.py), rounded.
 # Network: 8 links of 400 Gbit/s, NVIDIA's DGX H100 data sheet.
 # Latencies: those of NCCL's own model (tuning.cc), of its protocol LL128.
 H100 = Hardware(

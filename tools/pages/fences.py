@@ -130,12 +130,17 @@ def long_removed_units(step):
     return [name for name in old if name not in new and len(old[name]) > MAX_REMOVED_LINES]
 
 
+def signed_lines(old, new):
+    """Returns all lines of both, each with its sign."""
+    changes = difflib.unified_diff(old, new, n=len(old) + len(new), lineterm="")
+    return list(changes)[3:] or [f" {line}" for line in new]
+
+
 def marked_units(file):
     """Yields each unit of a file: its name, and its lines, with a + where its step adds them."""
     old = units(step_to(file).base)
     for name, new in units(file).items():
-        changes = list(difflib.unified_diff(old.get(name, []), new, n=len(new), lineterm=""))[3:]
-        lines = changes or [f" {line}" for line in new]
+        lines = signed_lines(old.get(name, []), new)
         yield name, [line for line in lines if not line.startswith("-")]
 
 

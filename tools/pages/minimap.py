@@ -3,11 +3,9 @@
 A red tick at the left is where the step removes lines. `make docs` runs this.
 """
 
-import difflib
-from collections import defaultdict
 from pathlib import Path
 
-from tools.pages.fences import START
+from tools.pages.fences import START, signed_lines
 from tools.steps import GPT, ROOT, STEPS, changed_lines
 
 FOLDER = ROOT / "docs" / "assets" / "chain"
@@ -19,6 +17,7 @@ path { stroke: #b6bcc6 } .added { stroke: #1a7f37 } .removed { stroke: #cf222e; 
   path { stroke: #4b535d } .added { stroke: #3fb950 } .removed { stroke: #f85149 }
 }
 </style>"""
+LOOKS = {"+": ' class="added"', " ": "", "-": ' class="removed"'}
 WIDTH, LEFT, TOP, HEIGHT = 116, 6, 40, 270  # of a column, in pixels; a character is one
 
 
@@ -30,17 +29,17 @@ def draw(step, pitch):
     """Returns the lines of a column's SVG; `pitch` is the height of a line of code in pixels."""
     lines = read(step.file)
     old = read(step.base) if step.base else lines
-    opcodes = difflib.SequenceMatcher(None, old, lines, autojunk=False).get_opcodes()
-    paths = defaultdict(str)  # by their class
-    for tag, _, _, start, end in opcodes:
-        look = "" if tag == "equal" else ' class="added"'
-        for number, line in enumerate(lines[start:end], start):
-            if code := line.strip():
-                x = LEFT + len(line) - len(line.lstrip())
-                paths[look] += f"M{x} {round(TOP + pitch * number, 1):g}h{len(code)}"
-    for tag, _, _, start, _ in opcodes:
-        if tag in ("delete", "replace"):
-            paths[' class="removed"'] += f"M0 {round(TOP + pitch * start, 1):g}h4"
+    paths = {"+": "", " ": "", "-": ""}
+    number = 0
+    for line in signed_lines(old, lines):
+        y = f"{round(TOP + pitch * number, 1):g}"
+        if line[0] == "-":
+            paths["-"] = paths["-"].removesuffix(f"M0 {y}h4") + f"M0 {y}h4"  # once per place
+            continue
+        number += 1
+        if code := line[1:].strip():
+            x = LEFT + line[1:].index(code)
+            paths[line[0]] += f"M{x} {y}h{len(code)}"
     count = changed_lines(step.base, step.file) if step.base else len(lines)
     size = f"{count} changed lines" if step.base else f"{count} lines"
     name = Path(step.file).stem
@@ -49,7 +48,7 @@ def draw(step, pitch):
         f'<svg xmlns="http://www.w3.org/2000/svg" {box} role="img">',
         f"<title>{name}: {size}</title>",
         STYLE,
-        *(f'<path{look} d="{path}"/>' for look, path in paths.items()),
+        *(f'<path{LOOKS[sign]} d="{path}"/>' for sign, path in paths.items() if path),
         f'<text x="{LEFT}" y="13">{name}</text>',
         f'<text class="size" x="{LEFT}" y="30">{size}</text>',
         "</svg>\n",

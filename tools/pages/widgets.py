@@ -1,16 +1,14 @@
 """What the scripts of docs/assets need in a page: forms, and the data that they show."""
 
-import ast
 import json
 import math
 from html import escape
 
-from tools.compose import resolutions
-from tools.compose.compose import BASES, read_pairs
+from tools.compose.compose import ancestors, compose, read_pairs
 from tools.formulas import calculator, memory, scaling
 from tools.pages.diffs import format_code, highlight_lines
 from tools.pages.fences import DOCUMENTED, language_of
-from tools.steps import PORTS, ROOT, STAGES
+from tools.steps import PORTS, ROOT
 from tools.watch.recordings import RECORDINGS, recorded_source
 
 FOLDERS = {
@@ -23,14 +21,14 @@ FOLDERS = {
 }
 
 
-def format_data(names, scripts, **more):
-    """Returns what scripts of docs/assets need: each line of some files, once, and `more`."""
-    lines, files = {}, {}  # the number and the HTML of each line; the numbers of each file's lines
-    for file in names:
-        text = (ROOT / file).read_text().splitlines()
-        for line, html in zip(text, highlight_lines(text, language_of(file)), strict=False):
-            lines.setdefault(line, (len(lines), html))
-        files[file] = [lines[line][0] for line in text]
+def format_data(texts, scripts, **more):
+    """Returns what scripts of docs/assets need: each line of some texts, once, and `more`."""
+    lines, files = {}, {}  # the number and the HTML of each line; the numbers of each text's lines
+    for name, text in texts.items():
+        if not lines.keys() >= {*text}:
+            for line, html in zip(text, highlight_lines(text, language_of(name)), strict=False):
+                lines.setdefault(line, (len(lines), html))
+        files[name] = [lines[line][0] for line in text]
     data = json.dumps({"lines": [html for _, html in lines.values()], "files": files} | more)
     data = data.replace("</", r"<\/")  # which would end the script
     return f'<script id="files" type="application/json">{data}</script>' + "".join(
@@ -38,25 +36,36 @@ def format_data(names, scripts, **more):
     )
 
 
+def format_options(files):
+    """Returns the options of a choice among files, by folder."""
+    options = ""
+    for folder, name in FOLDERS.items():
+        names = "".join(f"<option>{f}</option>" for f in files if f.rpartition("/")[0] == folder)
+        options += f'<optgroup label="{name}">{names}</optgroup>' if names else ""
+    return options
+
+
 def format_composition():
-    """Returns the choice of files to compose, for docs/assets/compose.js."""
-    names = [STAGES[0], *BASES]
-    docs = {file: ast.parse((ROOT / file).read_text()).body[0].end_lineno for file in names}
-    data = format_data(
-        names,
-        ("lcs.js", "compose.js"),
-        docs=docs,
-        bases=BASES,
-        pairs=read_pairs(),
-        resolutions=[known._asdict() for known in resolutions.read()],
-    )
+    """Returns the choice of two files, and the script of each pair, for docs/assets/compose.js."""
+    known = read_pairs()
+    texts, sources = {}, {}
+    for pair in [pair for pair, verdict in known.items() if verdict == "proven"]:
+        parts = pair.split(" + ")
+        script = compose(parts, "my_training.py")
+        texts[pair] = [line for line, _ in script]
+        # The number of the file that a line comes from, or a blank.
+        of_file = {file: str(n) for n in (1, 0) for file in ancestors(parts[n])} | {None: " "}
+        sources[pair] = "".join(of_file[file] for _, file in script)
+    conflict = {"conflict": "changes the same lines"}
+    reasons = {pair: conflict.get(why, why) for pair, why in known.items() if pair not in texts}
+    files = dict.fromkeys(file for pair in known for file in pair.split(" + "))
     return (
         '<div id="compose" data-search-exclude hidden>'
-        '<label>Series <select><option value="">The stages and their recipes</option>'
-        '<option value="gpt">The second series</option></select></label><fieldset></fieldset>'
+        f"<label>Compose <select>{format_options(files)}</select> with</label>"
+        '<fieldset aria-label="the second file"></fieldset>'
         '<div class="diff highlight"><p class="caption"></p>'
         f'<div class="buttons"><button>Copy</button> <button>Save</button></div>{format_code("")}'
-        f"</div></div>{data}"
+        f"</div></div>{format_data(texts, ['compose.js'], sources=sources, reasons=reasons)}"
     )
 
 
@@ -87,16 +96,14 @@ def format_recording(found):
 def format_choice():
     """Returns the choice of two files to compare, for docs/assets/diff.js."""
     files = [step.file for step in DOCUMENTED] + [step.base for step in PORTS]
-    options = ""
-    for folder, name in FOLDERS.items():
-        names = "".join(f"<option>{f}</option>" for f in files if f.rpartition("/")[0] == folder)
-        options += f'<optgroup label="{name}">{names}</optgroup>'
+    options = format_options(files)
+    texts = {file: (ROOT / file).read_text().splitlines() for file in files}
     return (
         '<div id="compare" data-search-exclude hidden>'
         f"<label>From <select>{options}</select></label>"
         f"<label>to <select>{options}</select></label>"
         f'<div class="diff highlight"><p class="caption"></p>{format_code("")}</div></div>'
-        + format_data(files, ("lcs.js", "diff.js"))
+        + format_data(texts, ["diff.js"])
     )
 
 

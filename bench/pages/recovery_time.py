@@ -1,10 +1,9 @@
-"""Seconds from the SIGKILL of one of three processes to the next step of the others, in three ways.
+"""docs/by_hand/regroup.md: measures the seconds from a SIGKILL to the next step, in three ways
 
-Each process is a node of its own: under torchrun with its default settings, under torchrun with
-those of docs/elastic_ddp.md, and with by_hand/regroup.py, in turn: python -m bench.recovery_time 10
+It kills one of three processes, each a node of its own: under torchrun with its default settings,
+under torchrun with those of docs/elastic_ddp.md, and with by_hand/regroup.py, in turn.
 """
 
-import argparse
 import os
 import signal
 import statistics
@@ -99,13 +98,7 @@ def write_scripts(folder):
         yield f"{path} 100000 100000"
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("rounds", nargs="?", type=int, default=10)
-    args = parser.parse_args()
-    if args.rounds < 1:
-        parser.error("rounds must be 1 or more")
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # regroup.py is for gloo
+def report(rounds=10):
     # Its store is in this process, so that any of the three nodes can be killed.
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     torchrun = (
@@ -124,19 +117,13 @@ def main():
         coordinator = Job(f"python by_hand/coordinator.py {address}", Path(folder), {})
         try:
             TCPStore("localhost", port + 1)  # the coordinator's: it listens
-            rounds = [
-                {name: measure(*way) for name, way in ways.items()} for _ in range(args.rounds)
-            ]
+            found = [{name: measure(*way) for name, way in ways.items()} for _ in range(rounds)]
         finally:
             coordinator.end()
     for name, (_, phases) in ways.items():
-        seconds = [of_round[name] for of_round in rounds]
+        seconds = [of_round[name] for of_round in found]
         totals = [*map(sum, seconds)]
         spread = f"{min(totals):.2f} to {max(totals):.2f}"
         print(f"{name}: {statistics.median(totals):.2f} s (of {len(totals)}, {spread})")
         for phase, of_rounds in zip(phases, zip(*seconds, strict=True), strict=True):
             print(f"  {statistics.median(of_rounds):6.2f} s  {phase}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,10 +1,9 @@
-"""Measures what distributed training costs on this machine: python -m bench.cost
+"""docs/cost.md: measures what distributed training costs on this machine
 
 Trains a small GPT in several placements on pocket clusters, whose links it limits. Fits the formula
 of tools/formulas/scaling.py to two placements, and predicts the others. Prints tables.
 """
 
-import argparse
 import json
 import statistics
 import sys
@@ -116,20 +115,11 @@ def placement_rows(placements, predict):
         yield [name(place), times[0], ratio, times[1], error]
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=3, help="of the placements")
-    args = parser.parse_args()
-    if args.rounds < 1:
-        parser.error("--rounds must be 1 or more")
+def report(rounds=3):
     status, problem = run("slurm/pocket-cluster -n 1 -b 1gbit true")
     if status != 0:
         sys.exit(f"It needs the pocket cluster. {problem.strip()}")
-    placements = measure_placements(args.rounds)
+    placements = measure_placements(rounds)
     title = "Bus bandwidth between 4 ranks, Mbit/s (ms of an all-reduce), by its bytes"
     print_table(title, *network_rows(placements))
     print_table("Times of a step", *placement_rows(placements, fit(placements)))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,14 +1,12 @@
-"""Compares calculated memory with the peaks of processes on the CPU: python -m bench.memory_peaks
+"""docs/choose.md: compares calculated memory with the peaks of processes on the CPU
 
 Each rank trains three steps of a tiny model first, so that what every process needs is there, and
 then three of the model that is measured. The system tells how far its memory has grown at the peak.
 Linux only, since it reads /proc; in float32, as all files of gpt/ train on a CPU.
 """
 
-import argparse
 import ctypes
 import importlib
-import os
 import re
 import sys
 import tempfile
@@ -111,17 +109,14 @@ def run(name, ranks, options, shape):
             write_tokens(Path(folder))
             data = f"--data {folder}"
         output = output_of(
-            f"torchrun --standalone --nproc_per_node={ranks} -m bench.memory_peaks"
+            f"torchrun --standalone --nproc_per_node={ranks} -m bench.pages.memory_peaks"
             f" {name} {n_layer} {n_embd} {options} {data}"
             f" --batch_size {batch_size} --val_tokens {VAL_CHUNKS * CONTEXT}"
         )
     return parts["peak"], max(map(int, re.findall(r"peak: (\d+) bytes", output)))
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.parse_args()
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+def report(rounds=None):
     print(f"{'MB per rank':<50}{'ranks':>6}{'predicted':>11}{'measured':>10}{'ratio':>7}")
     for name, ranks, options, shape in RUNS:
         predicted, measured = run(name, ranks, options, shape)
@@ -129,8 +124,5 @@ def main():
         print(f"{name + '.py ' + options:<50}{ranks:>6}{sizes}", flush=True)
 
 
-if __name__ == "__main__":
-    if "LOCAL_RANK" in os.environ:  # started by `run`
-        measure(*sys.argv[1:])
-    else:
-        main()
+if __name__ == "__main__":  # a rank, which `run` has started
+    measure(*sys.argv[1:])

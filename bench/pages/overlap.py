@@ -1,16 +1,12 @@
-"""Measures when the all-reduces of by_hand/ddp.py run, on all ranks that torchrun starts:
+"""docs/by_hand/ddp.md: measures when the all-reduces of by_hand/ddp.py run, on a pocket cluster
 
-    slurm/pocket-cluster -n 2 -g 1 -b 100mbit srun -N 2 --gpus-per-node=1 \
-        slurm/torchrun_script.sh -m bench.overlap
-
-The network is the one there is, such as the pocket cluster's links. The computation is not: in
-backward(), each block of the model pauses, since nodes that share a machine's cores would compete
-for them.
+In backward(), each block of the model pauses instead of computing, because nodes that share a
+machine's cores would compete for them.
 """
 
-import argparse
 import re
 import statistics
+import sys
 import time
 from types import SimpleNamespace
 from unittest import mock
@@ -19,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from bench.launch import process_group
+from bench.launch import output_of
 from gpt.gpt import Block
 from tools.steps import ROOT
 
@@ -71,23 +67,26 @@ def measure(form, blocks, steps):
     return seconds[1:], all_reduce.call_count, counts[-1]
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--blocks", type=int, default=6)
-    parser.add_argument("--steps", type=int, default=9, help="to measure of each form")
-    args = parser.parse_args()
-    if min(args.blocks, args.steps) < 1:
-        parser.error("--blocks and --steps must be 1 or more")
-    with process_group(parser):
-        for form in FORMS:
-            seconds, count, early = measure(form, args.blocks, args.steps)
-            if dist.get_rank() == 0:
-                spread = f"{1e3 * min(seconds):.0f} to {1e3 * max(seconds):.0f}"
-                print(
-                    f"{form}: {1e3 * statistics.median(seconds):.0f} ms ({spread}); of"
-                    f" {count} all-reduces, {early} begin in backward()"
-                )
+def report(rounds=9):
+    cluster = "slurm/pocket-cluster -n 2 -g 1 -b 100mbit srun -N 2 --gpus-per-node=1"
+    ranks = f"slurm/torchrun_script.sh -m bench.pages.overlap 6 {rounds}"
+    print(output_of(f"{cluster} {ranks}"), end="")
+
+
+def measure_forms(blocks, steps):
+    """Measures on this rank; rank 0 prints."""
+    dist.init_process_group("gloo")
+    for form in FORMS:
+        seconds, count, early = measure(form, blocks, steps)
+        if dist.get_rank() == 0:
+            spread = f"{1e3 * min(seconds):.0f} to {1e3 * max(seconds):.0f}"
+            print(
+                f"{form}: {1e3 * statistics.median(seconds):.0f} ms ({spread}); of"
+                f" {count} all-reduces, {early} begin in backward()"
+            )
+    time.sleep(0.1)  # as in multinode.py
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    measure_forms(*map(int, sys.argv[1:]))
