@@ -198,10 +198,12 @@ def test_signal_on_pretended_gpus(shell):
 
 def test_check_cluster_on_pretended_gpus(shell):
     smaller = "script.MATMUL_SIZE['cuda'] = 64; script.MATMUL_SECONDS['cuda'] = 0.1"
-    script = patch(shell.folder, "slurm/check_cluster.py", f"{smaller}\nscript.main()\nsys.exit()")
+    one_way = "lambda sends, *_: 1 if sends == (script.dist.get_rank() == 0) else 0.25"
+    setup = f"{smaller}\nscript.measure_direction = {one_way}\nscript.main()\nsys.exit()"
+    script = patch(shell.folder, "slurm/check_cluster.py", setup)
     nodes = [shell.folder / "node1", shell.folder / "node2"]
     job = shell.ranks_on(nodes, str(script), **pretend_gpus(1))
-    assert job.succeeds().count(" TFLOP/s") == 2
+    assert job.succeeds().count(" TFLOP/s       0.25 Gbit/s") == 2
 
 
 FIRST_FILES = ["stages/test_training", "stages/test_preemptible", "every_script/test_one_rank"]

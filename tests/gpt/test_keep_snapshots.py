@@ -30,9 +30,12 @@ def test_kept_snapshots(shell, name):
         job = start(shell, name, "s", 2, SIGNAL, f"{options} 3", **kill)
         assert job.wait() == -signal.SIGKILL
     assert copies and equal_snapshots(*ends)
+    cut_short = shell.folder / "s" / "epoch_0000_sample_000000000012"
+    cut_short.mkdir()
+    (cut_short / "kept").touch()
     larger = f"sys.argv += ['--batch_size', '{BATCH_SIZE}']"  # on each of the two ranks
     start(shell, name, "s", 2, larger, f"{options} 5", epochs=2).succeeds()
-    assert first.exists() and copies[0].exists()
+    assert first.exists() and copies[0].exists() and not cut_short.exists()
 
 
 @pytest.mark.parametrize("name", ["keep_snapshots.py", *long("async_save.py")])

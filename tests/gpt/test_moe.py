@@ -43,6 +43,8 @@ def test_layer_is_a_dense_mixture(top_k):
         gradients, torch.autograd.grad(expected.square().sum(), leaves), strict=True
     ):
         assert (gradient - other).abs().max() < 1e-12
+    with torch.no_grad():
+        layer(x)  # as an evaluation does: it does not count
     assert layer.load.sum() == 10 * top_k
     layer.bias.zero_()
     assert top_k == 8 or not torch.equal(layer(x), found)

@@ -73,6 +73,18 @@ def test_preempted_job_requeues_itself(tmp_path, name, record, job):
     assert result.stdout == f"requeue {job}\n", result.stderr
 
 
+# The last epoch ends at the signal of a time limit.
+ENDS = """srun() { trap 'exit 0' TERM; sleep 0.3; kill -USR1 $$; while :; do sleep 0.1; done; }
+scancel() { kill $!; }"""
+ENDS = PRETEND_SLURM.replace(re.search("srun.*", PRETEND_SLURM)[0], ENDS)
+
+
+@pytest.mark.parametrize("name", ["preemptible", "elastic_ddp"])
+def test_complete_at_the_time_limit(name):
+    result = run("bash", "-c", ENDS, ROOT / "slurm" / f"{name}.sbatch")
+    assert (result.returncode, result.stderr) == (0, "")
+
+
 SITES = sorted((ROOT / "slurm" / "sites").glob("*.sh"), key=lambda path: path.name)
 PRETEND_SITE = """
 set -eo pipefail

@@ -91,6 +91,13 @@ def test_failure_is_told(tmp_path, stubs, command, calls):
         assert calls_of((tmp_path / "log").read_text()) == called
 
 
+def test_job_file_that_bash_cannot_read(tmp_path, stubs):
+    with open(tmp_path / "copy" / "slurm" / "elastic_ddp.sbatch", "a") as file:
+        file.write("if\n")
+    result = run("make", "lint", folder=tmp_path / "copy", env=stubs)
+    assert result.returncode and "syntax error" in result.stderr
+
+
 @pytest.mark.parametrize("workflow, job, row", JOBS, ids=lambda value: value.get("name", ""))
 def test_job(tmp_path, stubs, workflow, job, row):
     """Each step ends well; pip sees the index of small builds, and no test may be skipped."""

@@ -3,13 +3,15 @@
 import math
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 from helpers import first, gpt_config, run
 
 from gpt import llama
 from gpt.pretrain import GPT
-from tools.dry_run import shape_of
+from tools.dry_run import peak, shape_of
+from tools.formulas.memory import memory
 from tools.launch.jobs import free_port
 from tools.steps import ROOT
 
@@ -63,6 +65,14 @@ def test_head_counts_once(tied):
     block = sum(parameter.numel() for parameter in model.model.layers[0].parameters())
     assert shape.block_params * 2 - last_norm == 2 * block
     assert shape.flops_per_token == model.flops_per_token
+
+
+def test_peak_of_a_pipeline():
+    """The samples of the calculator are those of a micro-batch."""
+    args = gpt_config(2, 2, 32, 8, batch_size=8, micro_batches=4, pp_size=2, compile=False)
+    shape = shape_of(GPT(args), args)
+    expected = memory(shape, 2, 2, shards=1, pp=2)["peak"]
+    assert peak(SimpleNamespace(args=args, shape=shape), shape.params) == expected
 
 
 @pytest.mark.long

@@ -2,11 +2,13 @@
 
 import fnmatch
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from helpers import run
 
 from tools.chain import every_kill
+from tools.chain.chaos import ChaosRun
 from tools.steps import ROOT
 
 TMP = ("tmp_path = f", "tmp_path = path or f")  # writes in place
@@ -46,3 +48,12 @@ def test_kills(tmp_path, file, old_and_new, at, wrong):
     for name in names:
         result = every_kill.try_kills(trials[name], str(script), expected, tmp_path)
         assert wrong in result if wrong else result == "", (name, result)
+
+
+@pytest.mark.parametrize("first, good", [(2, False), (3, True)])
+def test_chaos_sees_a_loss(first, good):
+    """An older snapshot is resumed from, though the run then comes further than the one lost."""
+    lives = [range(1, 4), range(first, 6)]
+    saved = [[f"epoch {n} | loss 1 | saved a.pt\n" for n in life] for life in lives]
+    log = "".join("epochs done\n" + "".join(life) for life in saved)
+    assert ChaosRun.never_older(SimpleNamespace(read=lambda: log)) == good
