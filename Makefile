@@ -86,9 +86,14 @@ bench: .venv/run $(if $(PEERS),.venv/peers)  ## compare the speed of the stages 
 	python -m pip install --disable-pip-version-check --no-deps --target $@ -r requirements-slides.txt
 	@touch $@
 
-# How constraints.txt comes to be: the newest of everything, but for builds and CUDA's packages.
+# How constraints.txt comes to be: the newest of everything that the oldest Python can run and whose
+# authors have not withdrawn it, but for torch, which stays, for builds and for CUDA's packages.
 pins: | .venv/bin/python
-	python -m pip install --dry-run --ignore-installed -r requirements-dev.txt > .venv/pins
+	@python -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || \
+	  { echo 'make pins: the oldest supported Python, 3.11, must be in .venv'; exit 1; }
+	grep ^torch== constraints.txt > .venv/torch
+	python -m pip install --dry-run --ignore-installed --only-binary :all: --python-version 3.11 \
+	  --target .venv/none -r requirements-dev.txt -c .venv/torch > .venv/pins
 	sed -n 's/^Would install //p' .venv/pins | tr ' ' '\n' | sed -e '/^nvidia\|^cuda\|^triton/d' \
 	  -e 's/+.*//' -e 's/-\([^-]*\)$$/==\1/' | sort -f > constraints.txt
 

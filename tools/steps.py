@@ -28,8 +28,8 @@ JOB_STEPS = [
     Step("slurm/multigpu.sbatch", "slurm/multigpu_torchrun.sbatch", 9),
     Step("slurm/multigpu_torchrun.sbatch", "slurm/multinode.sbatch", 18),
     Step("slurm/multinode.sbatch", "slurm/multinode_srun.sbatch", 18),
-    Step("slurm/multinode.sbatch", "slurm/preemptible.sbatch", 17),
-    Step("slurm/preemptible.sbatch", "slurm/elastic_ddp.sbatch", 23),
+    Step("slurm/multinode.sbatch", "slurm/preemptible.sbatch", 18),
+    Step("slurm/preemptible.sbatch", "slurm/elastic_ddp.sbatch", 24),
 ]
 RECIPES = [
     Step("multinode.py", "recipes/mixed_precision.py", 18),

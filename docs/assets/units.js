@@ -1,4 +1,4 @@
-// Below a changed line that one touches, says what falls without it, and marks its unit's lines.
+// Below a changed line that one touches, says what falls without it, and marks what goes with it.
 (() => {
   const units = JSON.parse(document.getElementById("units").textContent);
   const lines = [...document.querySelectorAll(".diff .line[data-unit]")];
@@ -20,32 +20,34 @@
   }
 
   function close() {
-    for (const line of lines) line.classList.remove("marked");
+    for (const line of lines) line.classList.remove("marked", "together");
     open?.setAttribute("aria-expanded", "false");
     open = null;
     note.remove();
   }
 
   function show(line) {
-    const together = neighbours(line);
-    const again = open === together[0];
+    const own = neighbours(line);
+    const again = open === own[0];
     close();
     if (again) return;
-    open = together[0];
+    open = own[0];
     open.setAttribute("aria-expanded", "true");
+    const [file, number] = line.dataset.unit.split(":");
+    const { without, watch, together: others } = units[file][number];
     for (const other of lines) {
       other.classList.toggle("marked", other.dataset.unit === line.dataset.unit);
+      other.classList.toggle("together", others.includes(other.dataset.unit));
     }
-    const [file, number] = line.dataset.unit.split(":");
-    const { without, watch } = units[file][number];
-    note.textContent = `Without it: ${without}`;
+    const what = others.length ? "it and the dotted lines, which go with it" : "it";
+    note.textContent = `Without ${what}: ${without}`;
     if (watch) {
       const link = document.createElement("a");
       link.href = watch;
       link.textContent = "Watch it";
       note.append(" ", link, ".");
     }
-    together.at(-1).after(note);
+    own.at(-1).after(note);
   }
 
   for (const line of lines) {

@@ -18,7 +18,8 @@ from tools import steps
 from tools.compose.compose import compose
 from tools.formulas import calculator
 from tools.pages.fences import essential
-from tools.steps import ROOT
+from tools.steps import ROOT, diff_lines
+from tools.units.stored import digests, load, split
 
 AWS = ROOT / ".venv" / "aws" / "bin" / "python"
 
@@ -205,28 +206,31 @@ SHOWN = """(lines) => lines.map(
 
 @needs_browser
 def test_a_touched_line_says_what_falls_without_it(site):
-    """A click or a key on a changed line of a diff; its unit's lines are marked."""
-    answers = json.loads((ROOT / "docs" / "assets" / "units.json").read_text())["multigpu.py"]
+    """A click or a key on a changed line of a diff; its unit is marked, and what goes with it."""
+    answers = load()["multigpu.py"]
+    changed = diff_lines("singlegpu.py", "multigpu.py")
+    texts = {key: line[1:].strip() for key, line in zip(digests(changed), changed, strict=True)}
     with browser_of(site) as (page, address):
         page.goto(f"{address}/multigpu.html")
         page.evaluate(
             "for (const part of document.querySelectorAll('article > details')) part.open = true"
         )
         lines = page.locator(".diff > pre .line[data-unit]").all()
-        assert len(lines) == sum(len(unit["lines"]) for unit in answers)
+        assert len(lines) == sum(len(split(unit["lines"])) for unit in answers)
         for line in lines[::4]:
             line.click()
             marked = page.locator(".diff > pre .line.marked").all_text_contents()
-            (unit,) = (
-                unit
-                for unit in answers
-                if f"Without it: {unit['without']}" in page.inner_text(".without")
-            )
+            note = page.inner_text(".without")
+            (unit,) = (unit for unit in answers if f": {unit['without']}" in note)
             assert Counter(text.strip() for text in marked) == Counter(
-                text[1:].strip() for text in unit["lines"]
+                texts[key] for key in split(unit["lines"])
             )
+            dotted = page.locator(".diff > pre .line.together").all_text_contents()
+            with_it = {texts[key] for key in split(unit.get("with", ""))}
+            assert with_it <= {text.strip() for text in dotted}
+            assert bool(dotted) == bool(with_it) == ("dotted" in note)
             page.keyboard.press("Escape")
-            assert not page.locator(".without, .marked").count()
+            assert not page.locator(".without, .marked, .together").count()
         stops = page.locator(".diff > pre .line[tabindex]")
         stops.first.focus()
         page.keyboard.press("Enter")

@@ -4,25 +4,30 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from helpers import first, own_modules, run
 
 from tools.judge.check import load_task
 from tools.judge.checks import Judge, explanation, judge, toy_task
-from tools.judge.faults import FAULTS, Fault
+from tools.judge.faults import FAULTS, read_faults
 from tools.judge.stages import STAGES
 from tools.launch.jobs import TIMEOUT_S, TimeLimit, environments
 from tools.launch.run import WrongError
 from tools.steps import ROOT
 from tools.steps import STAGES as CHAIN
 from tools.units import answers
-from tools.units.__main__ import load
+from tools.units.stored import load
 
 ANSWERED = load()
 BY_DAY = ["singlegpu.py", "preemptible.py"]
 OWN_FILES = [*dict.fromkeys([*BY_DAY, *(f"{stage}.py" for stage in STAGES), *ANSWERED])]
 
+# Edits, each with a stage and a check: what it says of the first is their title; it must pass the
+# others.
+EDITS = Path(__file__).with_name("judge")
+MESSAGES, ACCEPTED = (read_faults(EDITS / f"{name}.diff") for name in ("messages", "accepted"))
 TASK = """
 import torch
 from torch import nn
@@ -76,116 +81,29 @@ def test_misuse(tmp_path):
     assert "choose from" in check("multigpus", ROOT / "multigpu.py").stderr.splitlines()[-1]
 
 
-def judge_of(folder, *edits, stage="singlegpu"):
-    """Returns the judge of an edited script of a stage."""
+def judge_of(folder, fault):
     file = folder / "own.py"
-    file.write_text(Fault("", stage, "", edits).source())
-    return Judge(STAGES[stage], file, toy_task, folder)
-
-
-BACKWARD = "        loss.backward()\n"
-SAVED = '"optimizer": self.optimizer.state_dict()'
-OTHER = '"optimizer": torch.optim.SGD(self.model.parameters(), momentum=0.9).state_dict()'
-ACCELERATOR = (
-    "torch.cuda.set_device(device)",
-    "torch.accelerator.set_device_index(device)",
-    'torch.device("cuda", ',
-    "torch.device(torch.accelerator.current_accelerator().type, ",
-    ">= torch.cuda.",
-    ">= torch.accelerator.",
-)
-ZERO = (
-    "optimizer = torch.optim.SGD(model.parameters(), ",
-    "from torch.distributed.optim import ZeroRedundancyOptimizer\n"
-    "    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, ",
-    "        if not self.is_main:\n            return\n        snapshot = {",
-    "        self.optimizer.consolidate_state_dict()\n"
-    "        if not self.is_main:\n            return\n        snapshot = {",
-)
-ONE = "singlegpu"
-TORCHRUN = "multigpu_torchrun"
-HALVED = f"        loss = loss / 2\n{BACKWARD}"
-(ALONE,) = (fault.edits for fault in FAULTS if fault.what.startswith("each rank stops"))
-HANDLED = "(signal.SIGHUP, signal.SIGINT, signal.SIGTERM)"
-OWN_SESSION = "        worker_init_fn=start_own_session,\n"
-OTHER_SIZE = ("(self.total_loss)", "(self.total_loss if self.is_main else torch.zeros(100_000))")
-OWN_VAL_LOSS = ("dist.all_reduce(total_loss)\n", "total_loss *= dist.get_world_size()\n")
-DDP = "nn.parallel.DistributedDataParallel"
-WRAPPED_TWICE = (f"{DDP}(model)", f"{DDP}({DDP}(model))")
-# The weights are averaged after the step, and not the gradients before it.
-OWN_MOMENTUM = (
-    "self.loss_fn(self.model(inputs)",
-    "self.loss_fn(self.model.module(inputs)",
-    "        self.optimizer.step()\n",
-    "        self.optimizer.step()\n        with torch.no_grad():\n"
-    "            for p in self.model.parameters():\n"
-    "                dist.all_reduce(p)\n                p /= dist.get_world_size()\n",
-)
-TWICE_THE_LOSS = ("train_loader.sampler.total_size", "train_loader.sampler.num_samples")
-FROM_ITS_START = (
-    "        self.train_loader.sampler.set_epoch(epoch)\n",
-    "        self.first = getattr(self, 'first', epoch)\n"
-    "        self.train_loader.sampler.set_epoch(epoch - self.first)\n",
-)
-MESSAGES = [
-    (ONE, "starts", (BACKWARD, "        loss.backward(\n"), r"line \d+\n.*loss.backward"),
-    (ONE, "weights", (BACKWARD, BACKWARD + "        self.model.eval()\n"), "in eval mode"),
-    (ONE, "snapshot", (SAVED, OTHER), "state in it is empty"),
-    (ONE, "seed", ("    torch.manual_seed(args.seed)\n", ""), "begin with different weights"),
-    (TORCHRUN, "weights", (BACKWARD, HALVED), "first update is 0.5 times .* averaged twice"),
-    (TORCHRUN, "weights", OWN_MOMENTUM, "optimizers have different states"),
-    (TORCHRUN, "loss", TWICE_THE_LOSS, "This is 2 times the right one"),
-    (TORCHRUN, "resume", FROM_ITS_START, "epoch 2, it takes the samples in epoch 1's order"),
-    (TORCHRUN, "weights", WRAPPED_TWICE, "DDP wraps a model that DDP has wrapped"),
-    (
-        TORCHRUN,
-        "starts",
-        (BACKWARD, f"        if dist.get_rank() == 1:\n            dist.barrier()\n{BACKWARD}"),
-        r"It hangs: .*\nRank 0 waits in line \d+: loss.back.*\nRank 1 .* line \d+: dist.barr",
-    ),
-    (TORCHRUN, "starts", OTHER_SIZE, "called different collectives(.|\n)*what.*100000 vs 4"),
-    ("elastic_ddp", "starts", (" or global_batch[:1]", ""), "the last batch has 1 samples"),
-    (TORCHRUN, "device", ("    dist.destroy_process_group()\n", ""), "end without destroy_proc"),
-    ("preemptible", "signal", (OWN_SESSION, ""), "SIGTERM reaches data workers"),
-    ("preemptible", "signal", (HANDLED, "()"), "SIGTERM has no handler"),
-    ("preemptible", "signal", ALONE, "A rank has stopped, and another fails"),
-    ("gpt/fsdp", "weights", ("        self.model.train()\n", ""), "step 11, .* eval mode"),
-    ("gpt/fsdp", "loss", OWN_VAL_LOSS, "It logs val losses of"),
-]
+    file.write_text(fault.source())
+    return Judge(STAGES[fault.stage], file, toy_task, folder)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("stage, check, edits, message", first(4, MESSAGES))
-def test_names_the_fault(tmp_path, monkeypatch, stage, check, edits, message):
+@pytest.mark.parametrize("fault", first(4, MESSAGES), ids=lambda fault: fault.what)
+def test_names_the_fault(tmp_path, monkeypatch, fault):
+    """Its message is the title of the edit."""
     monkeypatch.setattr("tools.launch.jobs.time_of_import", lambda: 0)  # on a quiet machine
-    judge = judge_of(tmp_path, *edits, stage=stage)
-    with pytest.raises(WrongError, match=message):
+    judge = judge_of(tmp_path, fault)
+    with pytest.raises(WrongError, match=fault.what):
         judge.check_starts()
+        getattr(judge, f"check_{fault.fails}")()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("right", ACCEPTED, ids=lambda right: right.what)
+def test_accepts(tmp_path, right):
+    judge = judge_of(tmp_path, right)
+    for check in right.fails.split():
         getattr(judge, f"check_{check}")()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "stage, edits",
-    [
-        (TORCHRUN, ('init_process_group("nccl", device_id=device)', "init_process_group()")),
-        (TORCHRUN, ACCELERATOR),
-        (TORCHRUN, ('map_location="cpu"', "map_location=self.device")),
-        (TORCHRUN, ZERO),
-    ],
-)
-def test_accepts_on_gpus(tmp_path, stage, edits):
-    judge = judge_of(tmp_path, *edits, stage=stage)
-    judge.check_gpus()
-    judge.check_device()
-
-
-@pytest.mark.long
-def test_forward_passes_without_a_backward_pass(tmp_path):
-    again = "        self.loss_fn(self.model(inputs[:2]), targets[:2])\n"
-    judge = judge_of(tmp_path, BACKWARD, again + BACKWARD + again)
-    judge.check_samples()
-    judge.check_weights()
 
 
 HANGS = "import subprocess; print('hangs', flush=True); subprocess.run(['sleep', '1000'])"
@@ -255,7 +173,7 @@ def test_own_files_pass(tmp_path, file, capsys):
 
 
 def test_every_fault_is_an_edit_of_todays_files():
-    assert all(fault.source() for fault in FAULTS)
+    assert all(fault.source() for fault in [*FAULTS, *MESSAGES, *ACCEPTED])
 
 
 @pytest.mark.long

@@ -3,16 +3,19 @@
 import json
 import re
 import shutil
+import sys
+import time
 
 import pytest
 import yaml
-from helpers import IGNORED, run
+from helpers import IGNORED, NIGHTLY, run
 
 from tools.steps import ROOT
 
 # Writes down what it is called with; as Python, it makes environments of stubs.
 STUB = """#!/bin/sh
 echo "${{0##*/}} $* | index $PIP_EXTRA_INDEX_URL | fail $FAIL_ON_SKIP" >> {folder}/log
+[ "$(echo "${{0##*/}}" $*)" != "$FAILS" ] || exit 1
 [ "$1 $2" = "-m venv" ] || exit 0
 mkdir -p "$3/bin"
 for name in python pytest cog ruff zensical; do cp "$0" "$3/bin/$name"; done
@@ -40,29 +43,59 @@ JOBS += [
     for job in workflow["jobs"].values()
     for row in rows(job.get("strategy", {}).get("matrix", {}))
 ]
-# What a part of the night calls, and no other.
+# What a part of the night calls, and no other; the seed is the day's.
+KILLS = "python -m tools.chain.every_kill"
 PARTS = {
     "path": ["pytest -n 0 -m path and nightly"],
     "long": ["pytest -m long and nightly"],
-    "kills": [
-        r"python -m tools.chain.every_kill --share",
-        r"python -m tools.chain.every_kill elastic",
-    ],
+    "kills": [f"{KILLS} --share 0.25 --seed N", f"{KILLS} elastic_ddp.py --pairs 200 --seed N"],
     "units": ["python -m tools.units"],
     "chaos": ["python -m tools.chain.chaos 20", "python -m tools.chain.chaos 20 --local-disks"],
 }
-RUN = ["pytest", "pytest -n 0 -m path and not nightly", "pytest -m long and not nightly"]
+NIGHT = [call for calls in PARTS.values() for call in calls]
+LINT = ["ruff check .", "ruff format --check ."]
+RUN = [*LINT, "pytest", "pytest -n 0 -m path and not nightly", "pytest -m long and not nightly"]
+PAGES = [f"python -m tools.pages.{name}" for name in ("next_links", "minimap", "check_docs")]
+SITE = [*PAGES, "zensical build --strict --clean"]
+CALLS = {"ci": RUN, "docs": SITE, "container": ["python -m tools.chain.run"]}
 
 
-@pytest.mark.parametrize("workflow, job, row", JOBS, ids=lambda value: value.get("name", ""))
-def test_job(tmp_path, workflow, job, row):
-    """Each step ends well; pip sees the index of small builds, and no test may be skipped."""
-    copy = shutil.copytree(ROOT, tmp_path / "copy", ignore=IGNORED, symlinks=True)
+@pytest.fixture
+def stubs(tmp_path):
+    """Copies this repository, with stubs beside it; returns the variables that find them."""
+    shutil.copytree(ROOT, tmp_path / "copy", ignore=IGNORED, symlinks=True)
     for path, text in STUBS.items():
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text(text.format(folder=tmp_path))
         (tmp_path / path).chmod(0o755)
-    env = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"} | dict.fromkeys(workflow["env"], "of-cpus")
+    return {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
+
+
+def calls_of(log):
+    calls = re.findall(r"^((?:pytest|python -m tools|ruff|zensical).*?) *\|", log, re.MULTILINE)
+    return [re.sub(r"--seed \d+", "--seed N", call) for call in calls]
+
+
+COMMANDS = [(".ci/run", RUN), (".ci/nightly", NIGHT), ("make docs", SITE)]
+
+
+@pytest.mark.parametrize("command, calls", COMMANDS)
+def test_failure_is_told(tmp_path, stubs, command, calls):
+    """If a call fails, so does the command; the others of the night come all the same."""
+    for number, call in enumerate(calls):
+        (tmp_path / "log").unlink(missing_ok=True)
+        fails = call.replace("--seed N", f"--seed {time.strftime('%j')}")
+        result = run(*command.split(), folder=tmp_path / "copy", env=stubs | {"FAILS": fails})
+        assert result.returncode != 0, call
+        called = calls[: number + 1] if command != ".ci/nightly" else calls
+        assert calls_of((tmp_path / "log").read_text()) == called
+
+
+@pytest.mark.parametrize("workflow, job, row", JOBS, ids=lambda value: value.get("name", ""))
+def test_job(tmp_path, stubs, workflow, job, row):
+    """Each step ends well; pip sees the index of small builds, and no test may be skipped."""
+    copy = tmp_path / "copy"
+    env = stubs | dict.fromkeys(workflow["env"], "of-cpus")
     for step in job["steps"]:
         condition = step.get("if", "").removeprefix("matrix.")
         if "run" in step and (not condition or row.get(condition)):
@@ -76,9 +109,34 @@ def test_job(tmp_path, workflow, job, row):
     without_tests = row.get("part") in ("kills", "units", "chaos")
     without_tests = without_tests or workflow["name"] in ("docs", "container")
     assert {*tests} == (set() if without_tests else {"1"})
-    calls = re.findall(r"^((?:pytest|python -m tools).*?) \|", log, re.MULTILINE)
-    expected = PARTS[row["part"]] if "part" in row else RUN if workflow["name"] == "ci" else None
-    if expected:
-        assert len(calls) == len(expected)
-        assert all(call.startswith(text) for call, text in zip(calls, expected, strict=True))
+    expected = PARTS[row["part"]] if "part" in row else CALLS.get(workflow["name"], ["pytest"])
+    assert calls_of(log) == expected
     assert bool((copy / "constraints.txt").read_text().strip()) != row.get("unpin", False)
+
+
+def resolve(*requirements):
+    """Returns the names of what pip would install, and of those that their authors withdrew."""
+    result = run(sys.executable, "-m", "pip", "install", "--dry-run", "-I", *requirements)
+    if result.returncode:
+        pytest.skip(f"pip finds no index, or not all packages there: {result.stderr[-500:]}")
+    line = re.search(r"^Would install (.*)", result.stdout, re.MULTILINE)[1]
+    names = {name.rpartition("-")[0] for name in line.split()}
+    return names, re.findall(r"a yanked version: '(\S+)'", result.stderr)
+
+
+@NIGHTLY
+def test_pins():
+    """What is needed is pinned, but for CUDA's packages; no other, and no withdrawn release is."""
+    assert resolve("--no-deps", "soupsieve==3.0.1") == ({"soupsieve"}, ["soupsieve"])
+    needed, withdrawn = resolve("-r", "requirements-dev.txt", "-c", "constraints.txt")
+    assert withdrawn == []
+    needed = {name for name in needed if not name.startswith(("nvidia", "cuda", "triton"))}
+    text = (ROOT / "constraints.txt").read_text()
+    assert needed == {*re.findall(r"^(\S+)==", text, re.MULTILINE)}
+
+
+def test_parts_of_the_night():
+    """Each part is a job, which has the tags that docs/compose.md names."""
+    jobs = [(job, row["part"]) for _, job, row in JOBS if "part" in row]
+    assert [part for _, part in jobs] == [*PARTS]
+    assert jobs[0][0]["steps"][0]["with"]["fetch-depth"] == 0

@@ -12,22 +12,11 @@ from pathlib import Path
 from tools.audit import data, ends, log, one_process, snapshots, training
 from tools.audit.facts import Facts, look, one_line, unseen, wrong
 from tools.launch.jobs import Shell, free_port
-from tools.launch.run import Run
+from tools.launch.run import Run, start_observed
 from tools.launch.scripts import launcher, sources
 from tools.steps import ROOT
 
-PATHS = [str(ROOT / "tools" / part) for part in ("audit/inside", "witness")]
-START = """
-import os, sys
-for name in {unset}:
-    os.environ.pop(name, None)
-sys.argv[0] = {script!r}
-sys.path[:1] = {paths}
-import runpy, _audit_inside
-_audit_inside.install()
-_audit_inside.noted(runpy.run_path)({script!r}, run_name="__main__")
-"""
-OF_TORCHRUN = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR MASTER_PORT"
+OBSERVER = ROOT / "tools" / "audit" / "inside" / "_audit_inside.py"
 DIVERGE = "recipes/verify.md#what-makes-ranks-diverge"
 REPORT = "(please report it)"
 # What is asked of a run in which at least one rank makes a step, and of which notes.
@@ -74,15 +63,13 @@ class Audit:
         """Starts the script in a folder of this name; returns its run."""
         ranks = ranks or self.args.ranks
         events = Path(tempfile.mkdtemp(dir=self.folder))
-        script = str(self.args.script)
-        paths = [str(self.args.script.parent), *PATHS]
-        unset = OF_TORCHRUN.split() if self.launcher == "python" else []
-        (events / "start.py").write_text(START.format(script=script, paths=paths, unset=unset))
         gpus = gpus or max(1, ranks // self.args.nodes)
         variables = self.variables(events, gpus) | variables
-        folders = self.folders(name, 1 if unset else ranks)
+        folders = self.folders(name, 1 if self.launcher == "python" else ranks)
         arguments = f"{shlex.join(self.args.arguments)} {more}"
-        job = self.shell.ranks_on(folders, f"{events}/start.py {arguments}", **variables)
+        job = start_observed(
+            self.shell, folders, self.args.script, OBSERVER, arguments, self.launcher, **variables
+        )
         run = Run([job], events, self.args.script, 2 * self.args.seconds)
         run.limited = (events / "limited").exists()
         run.home = self.folder / name

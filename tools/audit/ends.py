@@ -2,7 +2,8 @@
 
 import re
 
-from tools.audit.facts import look, ok, one_line, rank_of, unseen, wrong
+from tools.audit.facts import look, ok, one_line, unseen, wrong
+from tools.launch.run import rank_of
 
 GROUP = "multigpu.md#the-process-group"
 
@@ -31,7 +32,7 @@ def end(facts):
         yield failure(facts)
     else:
         yield ok("it ends, with status 0")
-        if len(facts.events("joined")) > len(facts.events("left")):
+        if run.stay_in_group():
             yield look(None, "destroy_process_group is not called", "multigpu.md")
 
 
@@ -50,7 +51,7 @@ def failure(facts):
     if first.ours:
         return unseen(f"how it ends: the audit failed: {first.text} (please report it)")
     if first.of_peer:
-        done = [p for p in facts.processes if any("left" in e or "finished" in e for e in p)]
+        done = [p for p in facts.run.ranks if any("left" in e or "finished" in e for e in p)]
         done = [p for p in done if rank_of(p) != first.rank]
         if ended := [f"rank {rank_of(p)} after {p[-1]['at']}" for p in done]:
             text = f"rank {first.rank} waits in a collective, in step {steps_of(facts, first) + 1},"

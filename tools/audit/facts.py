@@ -41,10 +41,6 @@ def one_line(text):
     return " ".join(text.split())
 
 
-def rank_of(events):
-    return max(event["rank"] for event in events)
-
-
 def epochs_of(events):
     """Returns the iterators of DataLoaders that a process has used, in their order."""
     found, kept = {}, []
@@ -153,15 +149,9 @@ class Facts:
         return False
 
     @cached_property
-    def processes(self):
-        """Returns the events of each process that has trained, by rank."""
-        trained = [events for events in self.run.processes if any("samples" in e for e in events)]
-        return sorted(trained, key=rank_of)
-
-    @cached_property
     def loaders(self):
         """Returns, for each rank, the iterators of DataLoaders that it has used."""
-        return [epochs_of(events) for events in self.processes]
+        return [epochs_of(events) for events in self.run.ranks]
 
     @cached_property
     def epochs(self):

@@ -82,13 +82,13 @@ def losses(facts):
     """Whether a loss that it logs is that of all ranks."""
     if not facts.replicas:
         return
-    ranks = [[loss for e in events for loss in e.get("losses", [])] for events in facts.processes]
+    ranks = [[loss for e in events for loss in e.get("losses", [])] for events in facts.run.ranks]
     counts = [[len(step["losses"]) for step, *_ in steps] for steps in facts.by_optimizer]
     counts = [passes for passes in counts if any(passes)]  # others step after the same ones
     accumulates = len(counts) == 1 and statistics.median(counts[0]) > 1
-    prints = [{e["place"] for e in events if "printed" in e} for events in facts.processes]
+    prints = [{e["place"] for e in events if "printed" in e} for events in facts.run.ranks]
     found = set()
-    for rank, events in enumerate(facts.processes):
+    for rank, events in enumerate(facts.run.ranks):
         steps = [event["passes"] for event in events if "samples" in event]
         epochs = [iterator["passes"] for iterator in facts.loaders[rank]]
         for place, line, ends, numbers in columns(events):

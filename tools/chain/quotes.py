@@ -4,14 +4,14 @@
 """
 
 import functools
-import json
 import re
-from collections import Counter
 from difflib import SequenceMatcher
 
 from tools.compose import compose, resolutions
 from tools.judge import faults
-from tools.steps import ALL, PORTS, ROOT, diff_lines
+from tools.steps import ALL, PORTS, ROOT
+from tools.units.stored import digests, load, write
+from tools.units.stored import split as split_digests
 
 BASES = {step.file: step.base for step in ALL + PORTS}
 FILES = list(dict.fromkeys([*BASES.values(), *BASES]))
@@ -50,12 +50,21 @@ def edits(file):
     return found
 
 
-def follow(lines, file, sign=""):
-    """Returns quoted lines of a file, each with a sign before it, with the edits of the file."""
+def signed(sign, lines):
+    return [sign + line for line in lines]
+
+
+def signed_digests(sign, lines):
+    """Returns the digests that units.json has of lines, which are none for blank ones."""
+    return digests(signed(sign, filter(str.strip, lines)))
+
+
+def follow(lines, file, quote=list):
+    """Returns quoted lines of a file with its edits; `quote` is how lines are quoted there."""
     for edit in edits(file):
-        old, new = ([sign + line for line in side] for side in edit)
+        old, new = map(quote, edit)
         i = 0
-        while i + len(old) <= len(lines):
+        while old and i + len(old) <= len(lines):
             if lines[i : i + len(old)] == old:
                 lines = [*lines[:i], *new, *lines[i + len(old) :]]
                 i += len(new)
@@ -73,7 +82,10 @@ def problem_of_fault(text):
 
 def carry_into_fault(text):
     file = f"{faults.parse(text).stage}.py"
-    carried = "\n".join(follow(follow(text.split("\n"), file, "-"), file, "+"))
+    lines = text.split("\n")
+    for sign in "-+":
+        lines = follow(lines, file, functools.partial(signed, sign))
+    carried = "\n".join(lines)
     return text if problem_of_fault(carried) else carried
 
 
@@ -113,44 +125,33 @@ def problem_of_exercises(text):
             return f"{name!r} is not in {stage}.py"
 
 
-def answers(text):
-    """Returns the file that a part of units.json is about, and its units."""
-    lines = text.splitlines()
-    return text.split('"')[1], [json.loads(line.rstrip(",")) for line in lines if line[0] == "{"]
-
-
-def problem_of_answers(text):
-    file, units = answers(text)
-    lines = Counter(line for unit in units for line in unit["lines"])
-    if lines != Counter(diff_lines(BASES[file], file)):
-        return f"lines of {file} have no answer: python -m tools.units {file}"
-
-
-def carry_into_answers(text):
-    file, units = answers(text.removesuffix("}\n"))
-    for unit in units:
-        lines = follow(follow(unit["lines"], BASES[file], "-"), file, "+")
-        # Without blank lines, and without those that both files have now.
-        other = [{"+": "-", "-": "+"}[line[0]] + line[1:] for line in lines]
-        lines = [line for line in lines if line[1:] and line not in other]
-        sides = unit["lines"], lines
-        text = text.replace(*(json.dumps(side, ensure_ascii=False) for side in sides))
-    return text
+def carry_into_answers():
+    """Lets an edited line keep its unit, with the sentence; what falls is asked at night."""
+    units = load()
+    for file, unit in ((file, unit) for file, known in units.items() for unit in known):
+        lines = split_digests(unit["lines"])
+        for sign, source in (("-", BASES[file]), ("+", file)):
+            lines = follow(lines, source, functools.partial(signed_digests, sign))
+        unit["lines"] = "".join(lines)
+    write(units)
 
 
 split = functools.partial(re.split, flags=re.MULTILINE)
+DIFFS = [
+    faults.PATH,
+    *(ROOT / f"tests/tools/judge/{name}.diff" for name in ("messages", "accepted")),
+]
 QUOTES = [  # a file, what each of its parts begins with, and how one is checked and carried
-    (faults.PATH, r"^(?=# )", problem_of_fault, carry_into_fault),
+    *((path, r"^(?=# )", problem_of_fault, carry_into_fault) for path in DIFFS),
     (resolutions.PATH, r"(?<=\n\n)(?=<<<<<<< )", problem_of_resolution, carry_into_resolution),
     (ROOT / "tools/learn/exercises.txt", r"(?<=\n\n)", problem_of_exercises, str),
     (ROOT / "tests/tools/mutations.txt", r"(?<=\n)(?=.)", problem_of_mutation, str),
 ]
-ANSWERS = (ROOT / "docs/assets/units.json", r'^(?=")', problem_of_answers, carry_into_answers)
 
 
-def stale(quotes=QUOTES):
+def stale():
     """Yields where a part no longer fits the files that it quotes, and why."""
-    for path, separator, problem, _ in quotes:
+    for path, separator, problem, _ in QUOTES:
         before, *texts = split(separator, path.read_text())
         for text in texts:
             if said := problem(text):
@@ -160,13 +161,14 @@ def stale(quotes=QUOTES):
 
 def carry():
     """Carries uncommitted edits into what quotes their old lines; yields what is left to do."""
-    for path, separator, problem, carry_into in [*QUOTES, ANSWERS]:
+    for path, separator, problem, carry_into in QUOTES:
         first, *texts = split(separator, path.read_text())
         texts = [carry_into(text) if problem(text) else text for text in texts]
         path.write_text("".join([first, *texts]))
+    carry_into_answers()
     resolutions.read.cache_clear()
     compose.meet.cache_clear()
-    yield from stale([*QUOTES, ANSWERS])
+    yield from stale()
     gone = {line.strip() for file in FILES for old, _ in edits(file) for line in old}
     gone -= {line.strip() for file in FILES for line in (ROOT / file).read_text().splitlines()}
     gone = [line for line in gone if len(line) >= MIN_LENGTH]

@@ -34,21 +34,15 @@ from tools.judge.stages import (
     TORCHRUN,
     VAL_CHUNKS,
 )
-from tools.launch.jobs import Shell, free_port, pretend_gpus
-from tools.launch.run import SILENCE_S, Run, WrongError
+from tools.launch.jobs import PRETEND_GPUS, Shell, free_port, pretend_gpus
+from tools.launch.run import SILENCE_S, Run, WrongError, start_observed
 from tools.launch.snapshots import load, load_gpt, max_abs_diff, write_text
 from tools.steps import ROOT
 from tools.steps import STAGES as CHAIN
 from tools.witness._witness import hashes
 
 PROBE = ROOT / "tools" / "judge" / "probe"
-WITNESS = ROOT / "tools" / "witness"
-WITHOUT_TORCHRUN = "del os.environ['LOCAL_RANK']\n"
-FORK_RANKS = """
-import functools
-import torch.multiprocessing as mp
-mp.spawn = functools.partial(mp.start_processes, start_method="fork")
-"""
+PATHS = f"{PROBE}:{ROOT / 'tools' / 'witness'}:{PRETEND_GPUS}"
 NOT_FINITE = "are NaN or infinite: is the learning rate too high, or the loss wrong?"
 
 
@@ -76,12 +70,9 @@ class Judge:
     def run(self, total, snapshot, more="", save_every=1, launchers=(), nodes=(), gpus=0, **probe):
         """Trains a few epochs; without launchers, only the ranks start, which is faster."""
         folder = Path(tempfile.mkdtemp(dir=self.folder))
-        variables = {"WITNESS_FOLDER": str(folder), "PYTHONPATH": f"{PROBE}:{WITNESS}"}
+        variables = pretend_gpus(gpus) if gpus else {}
+        variables |= {"WITNESS_FOLDER": str(folder), "PYTHONPATH": PATHS}
         variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # see docs/hangs.md
-        if gpus:
-            path = variables["PYTHONPATH"]
-            variables |= pretend_gpus(gpus)
-            variables["PYTHONPATH"] = f"{path}:{variables['PYTHONPATH']}"
         variables |= {f"PROBE_{name.upper()}": str(value) for name, value in probe.items()}
         if self.stage.reference:
             variables["PROBE_FLOAT64"] = "1"
@@ -95,22 +86,12 @@ class Judge:
             if "EADDRINUSE" in run.output:  # another process took the port that was free
                 run = self.launch(commands, options, variables, folder)
             return run
-        script = folder / "start.py"
-        script.write_text(
-            "import multiprocessing, os, runpy, sys\n"
-            f"{WITHOUT_TORCHRUN if self.stage.launchers == PYTHON else ''}"
-            f"sys.path[:1] = [{str(self.file.parent)!r}, {str(PROBE)!r}, {str(WITNESS)!r}]\n"
-            "multiprocessing.set_start_method('fork', force=True)  # as where torchrun starts it\n"
-            "import torch.multiprocessing\n"
-            "for module in (multiprocessing, torch.multiprocessing):  # for the script to choose\n"
-            "    module.set_start_method = lambda method, force=False: None\n"
-            f"import _probe\n_probe.install()\n{FORK_RANKS if starts_its_ranks else ''}"
-            f"runpy.run_path({str(self.file)!r}, run_name='__main__')\n"
-        )
         nodes = ["."] if starts_its_ranks else nodes or ["."] * self.stage.processes
         nodes = [self.folder / node for node in nodes]
-        jobs = [self.shell.ranks_on(nodes, f"{script} {options}", **variables)]
-        return self.watch(jobs, folder)
+        launcher = self.stage.launchers[0].split()[0]
+        observer = PROBE / "_probe.py"
+        job = start_observed(self.shell, nodes, self.file, observer, options, launcher, **variables)
+        return self.watch([job], folder)
 
     def watch(self, jobs, folder):
         more = {"silence_s": self.silence_s, "same_samples": self.stage.same_samples}
@@ -503,7 +484,7 @@ class Judge:
         used = sorted(steps[0]["device"] for steps in run.steps)
         if used != expected:
             raise WrongError(f"The ranks' models are on {used}, not on {expected}.")
-        if len(run.values("left")) < len(run.values("joined")):
+        if run.stay_in_group():
             raise WrongError("They end without destroy_process_group, of which NCCL warns.")
         weights = self.reference
         if not self.stage.reference:  # there may be more processes than on the CPU

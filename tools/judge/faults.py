@@ -41,8 +41,12 @@ def parse(text):
     return Fault(*title.removeprefix("# ").split(" | "), tuple(edits))
 
 
+def read_faults(path):
+    return [parse(text) for text in path.read_text().split("\n\n")]
+
+
 PATH = Path(__file__).with_name("faults.diff")
-FAULTS = [parse(text) for text in PATH.read_text().split("\n\n")]
+FAULTS = read_faults(PATH)
 
 
 if __name__ == "__main__":

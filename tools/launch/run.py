@@ -10,6 +10,7 @@ import time
 from json import loads
 
 from tools.launch.jobs import TimeLimit
+from tools.steps import ROOT
 
 SILENCE_S = 30  # after which a run hangs; a right script is silent for less than 15
 STACK = re.compile(
@@ -52,6 +53,19 @@ def differences(one, other):
             yield "targets", text, mine["place"]
 
 
+def rank_of(events):
+    return max(event["rank"] for event in events)  # 0 before it joins a group
+
+
+def start_observed(shell, folders, script, observer, arguments, launcher, **variables):
+    """Starts the ranks of a script, or what starts them, with the witness: see _witness_start."""
+    variables |= {"WITNESS_SCRIPT": str(script), "WITNESS_OBSERVER": str(observer)}
+    if launcher != "python":
+        variables["WITNESS_TORCHRUN"] = "1"
+    start = ROOT / "tools" / "witness" / "_witness_start.py"
+    return shell.ranks_on(folders, f"{start} {arguments}", **variables)
+
+
 class WrongError(Exception):
     """What a check has seen that is wrong."""
 
@@ -73,11 +87,11 @@ class Run:
         for job in jobs:
             job.end()
         files = [path.read_text().splitlines() for path in folder.glob("*.jsonl")]
-        processes = [list(map(loads, lines)) for lines in files]
-        self.processes = processes
-        self.events = [event for events in processes for event in events]
-        steps = [[event for event in events if "samples" in event] for events in processes]
-        self.steps = sorted(filter(None, steps), key=lambda steps: steps[0]["rank"])
+        self.processes = [list(map(loads, lines)) for lines in files]
+        self.events = [event for events in self.processes for event in events]
+        trained = [events for events in self.processes if any("samples" in e for e in events)]
+        self.ranks = sorted(trained, key=rank_of)  # the events of each process that has trained
+        self.steps = [[event for event in events if "samples" in event] for events in self.ranks]
         failures = [path.read_text().splitlines() for path in folder.glob("*.failed")]
         self.failures = sorted({tuple(loads(line)) for lines in failures for line in lines})
         self.initial = next(folder.glob("*.initial"), None)
@@ -177,6 +191,10 @@ class Run:
             [sample for step in ranks for sample in step["samples"]]
             for ranks in zip(*self.steps[: 1 if self.same_samples else None], strict=False)
         ]
+
+    def stay_in_group(self):
+        """Whether processes end without destroy_process_group."""
+        return len(self.values("left")) < len(self.values("joined"))
 
     def values(self, key):
         return sorted(event[key] for event in self.events if key in event)

@@ -5,8 +5,6 @@ of the pages, the explanations of the checks. What needs torch is imported where
 """
 
 import ast
-import functools
-import json
 import re
 import textwrap
 from dataclasses import dataclass
@@ -15,15 +13,10 @@ from pathlib import Path
 from tools.judge.faults import FAULTS
 from tools.judge.stages import STAGES
 from tools.steps import ALL, ROOT
-from tools.units.cut import UNITS, Cut
+from tools.units.cut import Cut
+from tools.units.stored import digests, load, split
 
 GAP = "# FILL IN"
-
-
-@functools.cache
-def units():
-    """Returns what tools/units knows of each file."""
-    return json.loads(UNITS.read_text())
 
 
 def functions(source):
@@ -151,12 +144,14 @@ class Fill(FileExercise):
         for node in cut.statements:
             if isinstance(node, ast.FunctionDef) and node.name == self.name:
                 return cut.inside[node]
-        return {n for n in range(len(cut.pieces)) if self.name in str(self.unit(cut, n)["lines"])}
+        units = [self.unit(cut, number) for number in range(len(cut.pieces))]
+        named = [unit for n, unit in enumerate(units) if self.name in str(cut.lines({n}))]
+        return {n for n, unit in enumerate(units) if unit in named}
 
     def unit(self, cut, piece):
         """Returns the unit of a piece."""
-        lines = cut.lines({piece})
-        return next(unit for unit in units()[self.script] if {*lines} <= {*unit["lines"]})
+        lines = {*digests(cut.lines({piece}))}
+        return next(unit for unit in load()[self.script] if lines <= {*split(unit["lines"])})
 
     def source(self):
         """Returns the script, with what its page says of each gap."""

@@ -3,7 +3,6 @@
 mkdocs.yml names `format_diff`, for a ```diff fence.
 """
 
-import collections
 import functools
 import json
 from html import escape
@@ -13,10 +12,9 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
 
 from tools.pages.fences import changed_units, language_of, marked_units, step_to
-from tools.steps import ROOT
+from tools.units.stored import load, owners, split
 from tools.watch.recordings import RECORDINGS
 
-UNITS = ROOT / "docs" / "assets" / "units.json"
 TAGS = {"+": "ins", "-": "del", " ": "span"}
 
 
@@ -53,37 +51,37 @@ def format_lines(lines, language, units=()):
 
 
 @functools.cache
-def answers():
-    """Returns, by file, what falls without each unit of its step: see tools/units."""
-    return json.loads(UNITS.read_text())
-
-
-@functools.cache
 def units_of_lines(file):
     """Returns, by function, the unit of each changed line of a file's step, such as `a.py:3`."""
-    left = [collections.Counter(answer["lines"]) for answer in answers().get(file, [])]
-    found = {}
-    for name, lines in changed_units(step_to(file)).items():
-        found[name] = []
-        for line in lines:
-            if line[0] in "+-":
-                number = next((n for n, counts in enumerate(left) if counts[line]), None)
-                found[name].append(None if number is None else f"{file}:{number}")
-                if number is not None:
-                    left[number][line] -= 1
+    diffs = changed_units(step_to(file))
+    changed = [(name, line) for name, lines in diffs.items() for line in lines if line[0] in "+-"]
+    found = {name: [] for name in diffs}
+    numbers = owners([line for _, line in changed], load().get(file, []))
+    for (name, _), number in zip(changed, numbers, strict=True):
+        found[name].append(None if number is None else f"{file}:{number}")
     return found
+
+
+def on_page(file):
+    """Returns what a page shows of each unit of a file; `together` are those that go with it."""
+    shown = []
+    for unit in load()[file]:
+        shown.append({key: unit[key] for key in ("without", "watch") if key in unit})
+        others = {*split(unit.get("with", ""))}
+        shown[-1]["together"] = [
+            f"{file}:{number}"
+            for number, other in enumerate(load()[file])
+            if others & {*split(other["lines"])}
+        ]
+    return shown
 
 
 def format_units(files):
     """Returns what falls without each unit of these files, for docs/assets/units.js."""
-    shown = {file: answers()[file] for file in files if file in answers()}
-    if not shown:
+    sentences = {file: on_page(file) for file in files if file in load()}
+    if not sentences:
         return ""
-    top = "../" * max(file.count("/") for file in shown)
-    sentences = {
-        file: [{key: unit[key] for key in ("without", "watch") if key in unit} for unit in units]
-        for file, units in shown.items()
-    }
+    top = "../" * max(file.count("/") for file in sentences)
     data = json.dumps(sentences).replace("</", r"<\/")
     script = f'<script id="units" type="application/json">{data}</script>'
     return f'{script}<script src="{top}assets/units.js"></script>'

@@ -13,9 +13,10 @@ from pathlib import Path
 import markdown
 from pygments.formatters import HtmlFormatter
 
-from tools.pages.diffs import answers, format_lines, units_of_lines
+from tools.pages.diffs import format_lines, units_of_lines
 from tools.pages.fences import changed_units, step_to
 from tools.steps import ROOT, STAGES
+from tools.units.stored import load
 
 REVEAL = ROOT / ".venv" / "slides" / "sphinx_revealjs" / "_static" / "revealjs"
 FENCE = r'<!-- \[\[\[cog fence\("(.+?)", "(.+?)"\) \]\]\] -->\n```'
@@ -79,7 +80,7 @@ def parts(file, unit, told):
         name = next(known, None) if changed else None
         new = []
         if name and name not in told and not re.match(NO_CODE, line[1:].strip()):
-            new = [sentence(line, answers()[file][int(name.rpartition(":")[2])]["without"])]
+            new = [sentence(line, load()[file][int(name.rpartition(":")[2])]["without"])]
             told.add(name)
         if lines and height([*lines, line], sentences + new) > MAX_HEIGHT:
             yield lines, units, sentences

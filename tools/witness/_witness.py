@@ -141,10 +141,13 @@ def hashes(*tensors):
     ]
 
 
+def tensors_of(values):
+    return [leaf for leaf in tree_leaves(values) if torch.is_tensor(leaf)]
+
+
 def rows(values):
     """Returns the tensors of `values` with a row per sample, which the first of them counts."""
-    leaves = [local(leaf) for leaf in tree_leaves(values) if torch.is_tensor(leaf)]
-    tensors = [t for t in leaves if t.ndim and t.layout == torch.strided]
+    tensors = [t for t in map(local, tensors_of(values)) if t.ndim and t.layout == torch.strided]
     return [t for t in tensors if len(t) == len(tensors[0])]
 
 
@@ -176,7 +179,7 @@ def note_return(module, inputs, *options_and_output):
         return
     called = None
     *options, output = options_and_output
-    outputs = [t for t in tree_leaves(output) if torch.is_tensor(t) and t.requires_grad]
+    outputs = [t for t in tensors_of(output) if t.requires_grad]
     if not outputs:
         return
     hashed = hashes(*rows((inputs, options)))
@@ -196,7 +199,7 @@ def sum_of(tensors):
 
 def note_step(optimizer, args, options):
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    more = {"state": sum_of(t for t in tree_leaves(dict(optimizer.state)) if torch.is_tensor(t))}
+    more = {"state": sum_of(tensors_of(dict(optimizer.state)))}
     for detail in details:
         more |= dict(held("steps", detail)(optimizer, parameters) or ())
     if not samples and not more.get("has_gradient"):
@@ -255,6 +258,21 @@ def note_load(f, map_location=None, *args, **options):
     write(loaded_to=str(map_location), place=place())
 
 
+def note_joining(backend=None, *args, device_id=None, **options):
+    write(backend=backend or "cpu:gloo,cuda:nccl")  # which torch makes of none
+    if device_id is not None:
+        write(bound=str(device_id))
+
+
+def note_joined(*args, **options):
+    write(joined=dist.get_world_size())  # from here on, its rank is known
+
+
+def note_leaving(group=None):
+    if group in (None, dist.GroupMember.WORLD):
+        write(left=True)
+
+
 def watch_lines():
     """At SIGUSR1, this process writes at which line it is."""
     stack = open(folder() / f"{os.getpid()}.stack", "w")  # noqa: SIM115  faulthandler keeps it
@@ -266,6 +284,8 @@ def install():
     watch_lines()
     observe("saves", torch, "save", before=note_torch_save)
     observe("saves", torch, "load", before=note_load)
+    observe("ends", dist, "init_process_group", before=note_joining, after=note_joined)
+    observe("ends", dist, "destroy_process_group", before=note_leaving)
     register_module_forward_pre_hook(held("steps", note_call))
     returned = held("steps", note_return)
     register_module_forward_hook(returned, with_kwargs=True, always_call=True)

@@ -12,7 +12,7 @@ import _witness as witness
 import _witness_batches as witness_batches
 import torch
 import torch.distributed as dist
-from _witness import caller, hashes, held, is_library, local, observe, place, write
+from _witness import caller, hashes, held, is_library, local, observe, place, tensors_of, write
 from _witness_batches import digest
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -20,7 +20,6 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils._pytree import tree_leaves
 
 PATTERN = torch.cos(torch.arange(4096, dtype=torch.float64))
 MAX_GRADIENTS = 40  # whose products are written down, of each step
@@ -193,7 +192,7 @@ def digest_of(tensors):
 def describe_state(optimizer):
     """Describes what an optimizer keeps; ZeroRedundancyOptimizer keeps it in one of its own."""
     states = [optimizer.state, getattr(getattr(optimizer, "optim", None), "state", {})]
-    tensors = [leaf for leaf in tree_leaves([dict(s) for s in states]) if torch.is_tensor(leaf)]
+    tensors = tensors_of([dict(s) for s in states])
     return {
         "stateful": any(t.ndim > 0 for t in tensors),
         "state": digest_of(tensors),

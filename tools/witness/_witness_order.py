@@ -3,12 +3,11 @@
 All ranks must have the same: DDP broadcasts tensors, and an optimizer loads its state, by position.
 """
 
-import functools
 import weakref
 
 import _witness as witness
 import torch
-from _witness import place, write
+from _witness import observe, place, write
 from torch.nn.modules import module as hooks
 from torch.nn.parallel import DistributedDataParallel
 
@@ -38,6 +37,14 @@ def note_model(model, ddp=False):
             write(order=kind, tensors=tensors, ddp=ddp, places=places(model), place=place())
 
 
+def note_wrapped(ddp, module, *args, **options):
+    note_model(module, ddp=True)
+
+
+def note_group(optimizer, group):
+    made.setdefault(optimizer, place())
+
+
 def note_optimizer(optimizer, parameters):
     if optimizer in made and witness.roots:
         models = [getattr(root, "module", root) for root in witness.roots]
@@ -51,19 +58,8 @@ def note_optimizer(optimizer, parameters):
 
 
 def install():
-    add, wrap = torch.optim.Optimizer.add_param_group, DistributedDataParallel.__init__
-
-    def note_group(optimizer, group):
-        made.setdefault(optimizer, place())
-        add(optimizer, group)
-
-    @functools.wraps(wrap)
-    def note_wrapped(ddp, module, *args, **options):
-        note_model(module, ddp=True)
-        wrap(ddp, module, *args, **options)
-
-    torch.optim.Optimizer.add_param_group = note_group
-    DistributedDataParallel.__init__ = note_wrapped
+    observe("steps", torch.optim.Optimizer, "add_param_group", before=note_group)
+    observe("steps", DistributedDataParallel, "__init__", before=note_wrapped)
     for kind in ("module", "parameter", "buffer"):
         getattr(hooks, f"register_module_{kind}_registration_hook")(note_registration)
     witness.details.append(note_optimizer)

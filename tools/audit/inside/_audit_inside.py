@@ -1,6 +1,5 @@
 """Notes what a process of an audit does, and ends it: after so many steps, or by a signal."""
 
-import multiprocessing
 import os
 import random
 import signal
@@ -8,7 +7,6 @@ import subprocess
 import sys
 import time
 import traceback
-from multiprocessing import process
 from pathlib import Path
 
 import _audit_replay as audit_replay
@@ -23,7 +21,6 @@ import torch.distributed as dist
 
 start = time.monotonic()
 failed = []  # the error of this process
-forking = multiprocessing.get_context("fork")
 
 
 def seed():
@@ -90,12 +87,6 @@ def join(backend=None, init_method=None, *args, **options):
         if str(init_method).startswith("tcp://"):
             init_method = f"tcp://127.0.0.1:{os.environ['AUDIT_PORT']}"
     init_process_group("gloo", init_method, *args, **options)
-    witness.write(joined=dist.get_world_size())
-
-
-def note_leaving(group=None):
-    if group in (None, dist.GroupMember.WORLD):
-        witness.write(left=True)
 
 
 def describe_gpus(pretended):
@@ -103,30 +94,8 @@ def describe_gpus(pretended):
     return {"current_gpu": pretended.current(), "on_gpus": on_gpus}
 
 
-def fork(method=None):
-    return forking
-
-
-def fork_ranks():
-    """Lets a script fork the ranks that it starts itself, since torch is there."""
-    spawn = sys.modules["torch.multiprocessing.spawn"]
-    start_processes = spawn.start_processes
-
-    def fork_processes(fn, *args, start_method="fork", **options):
-        return start_processes(noted(fn), *args[:4], start_method="fork", **options)
-
-    spawn.start_processes = torch.multiprocessing.start_processes = fork_processes
-    for module in (multiprocessing, torch.multiprocessing):
-        module.get_context = fork
-    process.BaseProcess.run = noted(process.BaseProcess.run)
-    os.register_at_fork(after_in_child=lambda: (seed(), witness.watch_lines()))
-
-
 def install():
     global init_process_group
-    multiprocessing.set_start_method("fork", force=True)  # as where torchrun starts it
-    for module in (multiprocessing, torch.multiprocessing):  # for the script to choose, once
-        module.set_start_method = lambda method, force=False: None
     seed()
     if os.environ["PRETEND_GPUS"] != "0":
         sys.path.append(str(Path(__file__).parents[2] / "launch" / "pretend_gpus"))
@@ -141,7 +110,6 @@ def install():
     witness_order.install()
     audit_replay.install()
     witness.after_step.append(after_step)
-    witness.observe("ends", dist, "destroy_process_group", before=note_leaving)
     init_process_group, dist.init_process_group = dist.init_process_group, join
     if os.environ["AUDIT_PORT"]:
-        fork_ranks()
+        os.register_at_fork(after_in_child=seed)

@@ -65,22 +65,8 @@ def note_loader(result, self, loader):
     write(place=witness.place(), **witness_batches.description(self))
 
 
-def set_device(device):
+def note_device(device):
     write(bound=f"cuda:{device}" if isinstance(device, int) else str(device))
-    original["set_device"](device)
-
-
-def init_process_group(backend=None, *args, device_id=None, **options):
-    write(backend=backend or "cpu:gloo,cuda:nccl")  # which torch makes of none
-    if device_id is not None:
-        write(bound=str(device_id))
-    original["init_process_group"](backend, *args, device_id=device_id, **options)
-    write(joined=True)  # from here on, its rank is known
-
-
-def destroy_process_group(*args, **options):
-    write(left=True)
-    original["destroy_process_group"](*args, **options)
 
 
 def manual_seed(seed):
@@ -130,16 +116,15 @@ def late(name):
 
 
 def install():
+    if "PRETEND_GPUS" in os.environ and os.environ.get("CUDA_VISIBLE_DEVICES") != "":
+        importlib.import_module("_pretend_tensor")
+        witness.observe("ends", torch.cuda, "set_device", before=note_device)
     witness.install()
     witness_order.install()
     witness.observe("data", dataloader._BaseDataLoaderIter, "__init__", after=note_loader)
     register_module_forward_pre_hook(note_gathered)
     witness.details.append(note_progress)
     witness.after_step.append(send_signal)
-    if "PRETEND_GPUS" in os.environ and os.environ.get("CUDA_VISIBLE_DEVICES") != "":
-        importlib.import_module("_pretend_tensor")
-        original["set_device"] = torch.cuda.set_device
-        torch.cuda.set_device = set_device
     if "PROBE_FLOAT64" in os.environ:
         torch.set_default_dtype(torch.float64)
         torch.Tensor.float = torch.Tensor.double  # to which a loss casts its logits
@@ -152,7 +137,3 @@ def install():
     for name in ("all_reduce", "reduce_scatter", "reduce_scatter_tensor"):
         original[name] = getattr(dist, name)
         setattr(dist, name, late(name))
-    original["init_process_group"] = dist.init_process_group
-    dist.init_process_group = init_process_group
-    original["destroy_process_group"] = dist.destroy_process_group
-    dist.destroy_process_group = destroy_process_group

@@ -7,8 +7,8 @@ import sys
 
 import torch
 import torch.distributed as dist
+from _witness import tensors_of
 from torch._C._distributed_c10d import ProcessGroup
-from torch.utils._pytree import tree_leaves
 
 from _watch_recorder import events, values
 
@@ -53,8 +53,8 @@ def note_collective(operation, call, keys, *arguments):
         frame = frame.f_back
     group = next(value for value in arguments if isinstance(value, torch.ScriptObject))
     ranks = dist.get_process_group_ranks(ProcessGroup.unbox(group))
-    tensors = [[t for t in tree_leaves(part) if torch.is_tensor(t)] for part in arguments[:2]]
-    name = name_of(operation, frames, max(sum(t.numel() for t in part) for part in tensors))
+    sizes = [sum(tensor.numel() for tensor in tensors_of(part)) for part in arguments[:2]]
+    name = name_of(operation, frames, max(sizes))
     ranks = ranks if len(ranks) < dist.get_world_size() else None  # all
     if any(frame.f_locals.get("async_op") for frame in frames) and name in COLLECTIVES:
         started.append((name, ranks))

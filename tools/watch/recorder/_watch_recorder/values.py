@@ -5,11 +5,10 @@ import time
 
 import torch
 import torch.distributed as dist
-from _witness import local
+from _witness import local, tensors_of
 from _witness_batches import follow_batches
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils._pytree import tree_leaves
 from torch.utils.data import Subset
 
 from _watch_recorder import events
@@ -68,7 +67,7 @@ def begin_step(module=None, inputs=None):
 def end_step(optimizer, arguments, options):
     """Counts a step, and does after it what tools/watch/series.py asks for."""
     events.steps += 1
-    state = [local(t) for t in tree_leaves(list(optimizer.state.values())) if torch.is_tensor(t)]
+    state = map(local, tensors_of(dict(optimizer.state)))
     note("optimizer state here", sum(t.numel() for t in state if t.ndim))
     time.sleep(float(os.environ.get("WATCH_PAUSE", 0)))
     rank = dist.get_rank() if dist.is_initialized() else 0
