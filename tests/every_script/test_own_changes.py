@@ -317,10 +317,16 @@ def test_a_signal_is_seen_within_a_second(shell, seconds, steps):
 STEP_CLOCK = read_script("step_clock.py")
 
 
-def test_fast_steps_are_not_slowed_down(shell):
-    """With steps of a millisecond, it asks in every hundredth whether to stop, however long."""
-    output = start(shell, "preemptible.py", "40", STEP_CLOCK, ranks=1, SECONDS="0.001").succeeds()
-    assert output.count("asked") == 26  # of 2560 steps, in the first and every hundredth after
+# Seconds of a step, by rank; steps; how often of these: the first, and those that follow it.
+@pytest.mark.parametrize(
+    "seconds, steps, every", [("0.001", 640, 100), ("0.19 0.1 0.1", 88, 5), ("2", 64, 1)]
+)
+def test_fast_steps_are_not_slowed_down(shell, seconds, steps, every):
+    """It asks whether to stop about once a second, but in every hundredth step at most."""
+    ranks = len(seconds.split())
+    epochs = steps * ranks // 64
+    job = start(shell, "preemptible.py", f"{epochs}", STEP_CLOCK, ranks, SECONDS=seconds)
+    assert job.succeeds().count("asked") == ranks * len(range(0, steps, every))
 
 
 def edited(shell, script, *edits):

@@ -15,11 +15,16 @@ def start_local_sgd(shell, nodes, setup="", options="", **more):
 
 
 def test_synchronized_every_step_is_ddp(shell):
-    """On two nodes of two ranks, with a plain mean and a linear optimizer, it is pretrain.py."""
+    """On two nodes of two ranks, with a plain mean and a linear optimizer, it is pretrain.py.
+
+    The last outer step is the last step's, and not repeated.
+    """
     options = "--learning_rate 0.3"
     start(shell, "pretrain.py", "ddp", 4, PLAIN_SGD, options).succeeds()
     options += " --sync_every 1 --outer_lr 1 --outer_momentum 0"
-    start_local_sgd(shell, "aabb", PLAIN_SGD, options).succeeds()
+    setup = f"{PLAIN_SGD}before(script.Trainer, '_outer_step')(lambda self: print('outer step'))"
+    output = start_local_sgd(shell, "aabb", setup, options).succeeds()
+    assert output.count("outer step") == 4 * STEPS
     expected = load_gpt(shell.folder / "ddp")["model"]
     snapshot = load_gpt(shell.folder / "local")
     for node in ("node_0", "node_1"):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from helpers import FORK, patch, read_script
 from torch import nn
+from torch.utils.data import DataLoader
 
 from tools.launch.jobs import pretend_gpus
 from tools.steps import ROOT
@@ -16,7 +17,10 @@ SNIPPETS = re.findall(r"^```python\n(.*?)^```.*?^```text\n(.*?)^```", PAGE, re.S
 
 
 def test_shifts_depend_on_sample_and_epoch():
-    """All nine shifts are equally frequent; in the same epoch, a sample always has the same one."""
+    """All nine shifts are equally frequent; in the same epoch, a sample always has the same one.
+
+    Also if a data worker stays from epoch to epoch.
+    """
     from recipes.images import RandomShift  # which the other tests do not need
 
     image = torch.arange(1.0, 65).view(1, 8, 8)
@@ -32,6 +36,11 @@ def test_shifts_depend_on_sample_and_epoch():
     assert all(60 < shifts.count(shift) < 140 for shift in expected)
     assert 60 < sum(map(int.__eq__, shifts, drawn(2))) < 140
     assert drawn(1) == shifts
+    options = {"persistent_workers": True, "multiprocessing_context": "fork"}
+    loader = DataLoader(samples, 900, num_workers=1, **options)
+    for epoch in (1, 2):
+        samples.epoch.fill_(epoch)
+        assert next(iter(loader))[0][:, 0, 3, 3].tolist() == drawn(epoch)
 
 
 @pytest.mark.nightly

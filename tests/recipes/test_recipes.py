@@ -113,7 +113,9 @@ def test_accumulated_is_one_batch(shell, ranks, size=2024):
     script = patch(shell.folder, "recipes/gradient_accumulation.py", setup)
     batches = f"--batch_size {64 // ranks} --micro_batch_size 8"
     output = shell.ranks(f"{script} 3 3 {batches}", ranks).succeeds()
-    assert_trained(shell.folder / "snapshot.pt", 3, 64, size=size)
+    losses = assert_trained(shell.folder / "snapshot.pt", 3, 64, size=size)
+    logged = float(re.search(r"epoch 3 \| loss (\S+)", output)[1])
+    assert logged == pytest.approx(losses[-1], rel=1e-3)
     assert output.count("an all-reduce") == ranks * 3 * -(-size // 64)  # one a step
     assert max(map(int, re.findall(r"forward of (\d+)", output))) == 8  # is all in memory
 

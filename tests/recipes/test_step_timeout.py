@@ -46,6 +46,17 @@ def test_late_rank_is_named(shell):
     assert_trained(shell, epochs)
 
 
+@pytest.mark.long
+def test_none_is_late(shell):
+    """Where all wait in the same step, as in collectives that do not match, none is named."""
+    (shell.folder / "no_data").touch()
+    script = patch(shell.folder, SCRIPT, read_script("no_data.py"))
+    command = f"torchrun --standalone --nproc_per_node=2 {script} 1 --step_timeout 1"
+    job = shell.start(command, LATE="0 1")
+    assert job.wait() == 1
+    assert set(re.findall(r"step timeout \| late: (.*) \| rank", job.output)) == {""}, job.output
+
+
 # A step waits for data, and the thread for a store that answers once. A second stands for twenty.
 DEAD_STORE = """
 script.ToyDataset.__getitem__ = lambda self, index: time.sleep(300)

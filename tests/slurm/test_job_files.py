@@ -17,7 +17,7 @@ export SLURM_EXPORT_ENV=NONE SLURM_JOB_ID=7 SLURM_NNODES=2 SLURM_GPUS_ON_NODE=2
 source() { [[ $1 == .venv/* ]] || . "$1"; }
 module() { echo "module $*"; }
 scontrol() { echo node1; }
-srun() { printf '%s\\n' "network $NCCL_SOCKET_IFNAME" "$@" "export=$SLURM_EXPORT_ENV"; }
+srun() { printf '%s\\n' "network $NCCL_SOCKET_IFNAME" :$MASTER_PORT "$@" export=$SLURM_EXPORT_ENV; }
 . "$0"
 """
 
@@ -30,6 +30,7 @@ def test_job_file(name):
     text = (ROOT / name).read_text()
     if "#SBATCH --nodes=1\n" not in text:
         assert "#SBATCH --wait-all-nodes=1\n" in text
+        assert [line for line in lines if line.endswith(":20007")]  # the port of job 7 alone
         if "elastic" in name:
             assert {"--no-kill", "--kill-on-bad-exit=0", "--wait=60"} <= set(lines)
         else:

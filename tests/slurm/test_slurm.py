@@ -337,7 +337,7 @@ def requeue(folder, *arguments, day=1):
     [
         ("touch -d 2020-01-$DAY run.pt", 12),
         ("[ -e run.pt ] || touch -d 2020-01-$DAY run.pt", 3),
-        ("mkdir -p run.pt/epoch_1; touch -d 2020-01-$DAY run.pt/epoch_1/.metadata", 12),
+        ("mkdir -p disk/1; ln -sfn disk run.pt; touch -d 2020-01-$DAY disk/1/.metadata", 12),
         ("true", 10),
     ],
 )

@@ -148,13 +148,15 @@ def test_signal_to_one_of_three(shell, name, signum):
 
 def test_epochs_of_one_step(shell):
     """Steps are counted over the epochs: it saves every seventh, and stops at a signal."""
-    job = shell.ranks(f"{SCRIPT} 100000 100000 --batch_size 1024 --save_every_steps 7", 2)
-    job.wait_for("saved", times=3)
-    job.signal(signal.SIGINT)
-    job.fails("stopped by a signal")
-    saved = re.findall(r"epoch (\d+ \+ \d+) samples", job.output)
+    saved = []
+    for signum in (signal.SIGINT, signal.SIGHUP):
+        job = shell.ranks(f"{SCRIPT} 100000 100000 --batch_size 1024 --save_every_steps 7", 2)
+        job.wait_for("saved", times=3)
+        job.signal(signum)
+        job.fails("stopped by a signal")
+        saved += re.findall(r"epoch (\d+ \+ \d+) samples", job.output)
+        assert saved[-1].endswith(" + 2048")
     assert saved[:3] == ["6 + 2048", "13 + 2048", "20 + 2048"]
-    assert saved[-1].endswith(" + 2048")
 
 
 # Ten lives of one training: a stage, its ranks, its last epoch, and after which sample of which
@@ -183,7 +185,7 @@ def test_resumed_by_each_stage(shell):
             options = f"{epochs} --global_batch_size {batch_size}"
         signum, at = stop or (0, "")
         if stop:
-            options += " --save_every_steps 5"
+            options += f" --save_every_steps 5 --num_workers {int(signum == 15)}"  # also signaled
         script = patch(shell.folder, name, setup + (SIGNAL if stop else ""))
         job = shell.ranks(f"{script} {options}", ranks, SIGNAL=str(signum), SIGNAL_AT=at)
         # Where one rank is killed, the other may get SIGTERM.

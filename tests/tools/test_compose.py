@@ -133,7 +133,7 @@ SAVED = """        self._log(f"{trained} | loss {self.loss:.4g} | saved {path}")
             ": keyword argument repeated: worker_init_fn: the parts do not fit there",
         ),
         (
-            "gpt/metrics.py gpt/dcp.py",
+            "gpt/schedule.py gpt/dcp.py",
             SAVED,
             f"{SAVED}        print('saved')\n",
             "after a return, so it never runs: print('saved')",

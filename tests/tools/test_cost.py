@@ -62,6 +62,7 @@ def run_calculator(arguments, monkeypatch):
         ("--params 8e9 --gpu_memory 40", "--gpu_memory is in bytes, such as 80e9"),
         ("--params 8e9 --gpus 12 --compile", None),
         ("--params 8e9 --gpus 12 --tp_size 8", "--tp_size must divide --gpus and the 8 GPUs of"),
+        ("--params 8e9 --gpus 12 --tp_size 3", "--tp_size must divide --gpus and the 8 GPUs of"),
         ("--params 1e7", "the embedding and the head alone have --params: lower --vocab_size"),
     ],
 )

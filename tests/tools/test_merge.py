@@ -10,6 +10,19 @@ from tools.compose.merge import merge
 from tools.steps import ROOT
 
 
+@pytest.mark.parametrize(
+    "old, ours, theirs",
+    [  # at the end of a block that the other dissolves; an import that the other has replaced
+        ("if a:|    b()|c()", "if a:|    b()|    own()|c()", "b()|c()"),
+        ("from m import a", "from m import a, own", "from n import b"),
+    ],
+)
+def test_conflict(old, ours, theirs):
+    """What nobody can place is no part of a script."""
+    sides = ([(line, None) for line in side.split("|")] for side in (old, ours, theirs))
+    assert ("<<<<<<<", None) in merge(*sides, lambda *_: [("<<<<<<<", None)])
+
+
 def indent(line):
     return len(line) - len(line.lstrip())
 
