@@ -49,7 +49,8 @@ def copy(tmp_path):
     for file in ("docs/assets/units.json", "tests/tools/mutations.txt"):
         (tmp_path / file).parent.mkdir(parents=True)
         shutil.copy(ROOT / file, tmp_path / file)
-    for folder in ("tools", "slurm", "recipes", "by_hand", "gpt", "ports", "tests/tools/judge"):
+    edits = ("tests/tools/judge", "tests/tools/compose")
+    for folder in ("tools", "slurm", "recipes", "by_hand", "gpt", "ports", *edits):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     for name in {step.base for step in steps.STEPS} | {step.file for step in steps.STEPS}:
         shutil.copy(ROOT / name, tmp_path)

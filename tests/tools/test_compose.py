@@ -4,11 +4,13 @@ import itertools
 import re
 import shlex
 import sys
+from pathlib import Path
 
 import pytest
 from helpers import LONG, SIGNAL, curves, edit, first, patch, run
 
 from tools.compose.compose import compose
+from tools.judge.faults import read_faults
 from tools.launch.snapshots import load_gpt, max_abs_diff
 from tools.steps import ROOT, STAGES
 
@@ -82,85 +84,17 @@ def test_conflict(tmp_path):
     assert "\n".join(lines[separator + 1 : end]) in recipe
 
 
-BATCH = "        self.total_loss += loss.detach() * len(inputs)\n"
-STATE = """            "optimizer": self.optimizer.state_dict(),\n"""
-SAVED = """        self._log(f"{trained} | loss {self.loss:.4g} | saved {path}")\n"""
+# A reader's edits of a file, with a problem that another file then has, if there is one.
+NAMES = Path(__file__).with_name("compose") / "names.diff"
 
 
-@pytest.mark.parametrize(
-    "files, old, new, problem",
-    [  # a copy of the first file, in which a reader has changed a line, and another file
-        (
-            "multinode.py preemptible.py",
-            BATCH,
-            f"{BATCH}        self.steps = 1\n",
-            "attribute Trainer.steps is in both: {own} and preemptible.py",
-        ),
-        (
-            "multinode.py recipes/tensorboard_logging.py",
-            BATCH,
-            f"{BATCH}\n    def _log_metrics(self):\n        print(self.loss)\n",
-            "method Trainer._log_metrics is in both: {own} and recipes/tensorboard_logging.py",
-        ),
-        (
-            "multinode.py elastic_ddp.py",
-            "    args = parser.parse_args()\n",
-            "    parser.add_argument('--timeout')\n    args = parser.parse_args()\n",
-            "argument --timeout is in both: {own} and elastic_ddp.py",
-        ),
-        (
-            "multinode.py elastic_ddp.py",
-            BATCH,
-            f"{BATCH}        print(self.args.batch_size)\n",
-            "args.batch_size is used, but not defined",
-        ),
-        (
-            "elastic_ddp.py recipes/save_after_failure.py",
-            '"epochs_run"',
-            '"epochs"',
-            "snapshot['epochs_run'] is read, but not saved",
-        ),
-        (
-            "elastic_ddp.py recipes/save_after_failure.py",
-            "local_rank",
-            "gpu",
-            "Undefined name `local_rank`",
-        ),
-        (
-            "multinode.py preemptible.py",
-            "        pin_memory=",
-            "        worker_init_fn=print,\n        pin_memory=",
-            ": keyword argument repeated: worker_init_fn: the parts do not fit there",
-        ),
-        (
-            "gpt/schedule.py gpt/dcp.py",
-            SAVED,
-            f"{SAVED}        print('saved')\n",
-            "after a return, so it never runs: print('saved')",
-        ),
-        (
-            "gpt/pretrain.py gpt/dcp.py",
-            STATE,
-            f'{STATE}            "second": self.second.state_dict(),\n',
-            "look at _save_snapshot of {own}, because gpt/dcp.py saves differently: "
-            '"second": self.second.state_dict(),',
-        ),
-        (
-            "recipes/gradient_accumulation.py recipes/evaluate.py",
-            "    Trainer(model,",
-            "    # mine\n    Trainer(model,",
-            "",
-        ),
-    ],
-)
-def test_names(tmp_path, files, old, new, problem):
+@pytest.mark.parametrize("edit", read_faults(NAMES), ids=lambda edit: edit.what or "none")
+def test_names(tmp_path, edit):
     """What is no conflict of lines, but one of names or places, is told in a line each."""
-    base, part = files.split()
-    text = (ROOT / base).read_text()
-    assert old in text
+    problem, base, part = edit[:3]
     own = tmp_path / "own.py"
-    own.write_text(text.replace(old, new))
-    result = compose_in(tmp_path, f"{own} {part} --base {base} -o {{folder}}/out.py")
+    own.write_text(edit.source())
+    result = compose_in(tmp_path, f"{own} {part} --base {base}.py -o {{folder}}/out.py")
     if problem:
         assert result.returncode == 1
         assert problem.format(own=own) in result.stderr

@@ -173,6 +173,7 @@ def test_cascade_of_nothing(copy, name):
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.long
 def test_recipe_is_begun(tmp_path):
     """What `make docs` misses is only what a person must write; tests and style accept the rest."""
     copy = shutil.copytree(ROOT, tmp_path / "copy", ignore=IGNORED, symlinks=True)

@@ -140,6 +140,7 @@ split = functools.partial(re.split, flags=re.MULTILINE)
 DIFFS = [
     faults.PATH,
     *(ROOT / f"tests/tools/judge/{name}.diff" for name in ("messages", "accepted")),
+    ROOT / "tests/tools/compose/names.diff",
 ]
 QUOTES = [  # a file, what each of its parts begins with, and how one is checked and carried
     *((path, r"^(?=# )", problem_of_fault, carry_into_fault) for path in DIFFS),
