@@ -137,6 +137,7 @@ def test_muon_in_bfloat16(monkeypatch):
         assert torch.equal(update, update.bfloat16().float()) == is_cuda
         update = muon.orthogonalize(matrix.double())
         assert not torch.equal(update, update.float().double())
+        assert not muon.orthogonalize(0 * matrix).any()  # as where no gradient reaches a matrix
 
 
 # What this rank holds, which is a whole replica in this test.

@@ -4,6 +4,7 @@ import json
 import re
 import signal
 import socket
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from helpers import (
     curves,
     equal_snapshots,
     long,
+    module,
     patch,
     read_script,
     reference_run,
@@ -340,6 +342,15 @@ def test_slow_rank_is_named(shell, is_slow):
         assert list(logged(output)) == [50, 100]
         named = set(re.findall(r"straggler: rank (\d)", output))
         assert named == set(variables.values()), output
+
+
+def test_busy_times_of_earlier_lines_do_not_count():
+    """A rank that has become slow is seen in the next line."""
+    times = [(0, 1)] * 3
+    trainer = SimpleNamespace(device=torch.device("cpu"), busy_times=times)
+    for seconds in (1, 2):
+        times.append((0, seconds))
+        assert module("recipes/stragglers.py").Trainer._busy_ms(trainer) == 1000 * seconds
 
 
 # profiler.py: a trace of three steps of rank 0.

@@ -34,6 +34,19 @@ def test_latency_limits_fsdp_over_all_gpus():
     assert fsdp == pytest.approx(0.20, abs=0.005)
 
 
+MEASURE = """import os, time, torch.distributed as dist
+from bench.measure import median_time
+dist.init_process_group("gloo")
+seconds = median_time(lambda: time.sleep(0.1 * int(os.environ["RANK"])), 3)
+print(f"{seconds > 0.1}")
+"""
+
+
+def test_slower_rank_is_measured(shell):
+    (shell.folder / "measure.py").write_text(MEASURE)
+    assert shell.ranks(f"{shell.folder}/measure.py", 2).succeeds().count("True") == 2
+
+
 def test_slowest_of_two():
     """The mean of the larger of two normal values is 1 / sqrt(pi) standard deviations higher."""
     slowdown = scaling.straggling(2, 0.1, trials=100_000)
