@@ -2,12 +2,14 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from helpers import first, own_modules, run
 
 from tools.audit.__main__ import parse_args
 from tools.audit.audit import Audit
+from tools.audit.snapshots import resume
 from tools.launch.jobs import Shell
 from tools.steps import ROOT
 
@@ -35,6 +37,17 @@ def test_fault(tmp_path, edit):
     found = audit(tmp_path, tmp_path / "faulty.py")
     places = {f.place for f in found if sentence in f.text and f.kind in ("wrong", "look")}
     assert places == {f"{tmp_path}/faulty.py:{number}"}, found
+
+
+def test_cause_is_told():
+    """A rank cannot load; the other's collective, which fails because of that, is noted first."""
+    errors = ["RuntimeError: Connection closed by peer", "ValueError: another model's"]
+    events = [{"error": error, "rank": rank} for rank, error in enumerate(errors)]
+    runs = [SimpleNamespace(steps=[], events=events), SimpleNamespace(steps=[[]])]
+    args = SimpleNamespace(resume="")
+    facts = SimpleNamespace(whole_run=lambda: runs[1], rerun=lambda *_, **__: runs.pop(), args=args)
+    (finding,) = resume(facts, {"place": ""}, 3)
+    assert finding.text.endswith(f"started again, it makes no step: {errors[1]}")
 
 
 @pytest.mark.parametrize("script", first(1, RIGHT))

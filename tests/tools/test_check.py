@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from helpers import first, own_modules, run
@@ -12,7 +13,7 @@ from helpers import first, own_modules, run
 from tools.judge.check import load_task
 from tools.judge.checks import Judge, explanation, judge, toy_task
 from tools.judge.faults import FAULTS, read_faults
-from tools.judge.stages import STAGES
+from tools.judge.stages import EPOCHS, STAGES
 from tools.launch.jobs import TIMEOUT_S, TimeLimit, environments
 from tools.launch.run import WrongError
 from tools.steps import ROOT
@@ -104,6 +105,17 @@ def test_accepts(tmp_path, right):
     judge = judge_of(tmp_path, right)
     for check in right.fails.split():
         getattr(judge, f"check_{check}")()
+
+
+def test_repeated_samples(tmp_path):
+    """Two ranks may repeat one, as DistributedSampler does to give all as many; but not two."""
+    judge = Judge(STAGES["multigpu"], ROOT / "multigpu.py", toy_task, tmp_path)
+    epoch = [*judge.indices, *judge.indices][: 2048 + 1]
+    run = SimpleNamespace(steps=[[0] * EPOCHS] * 2, batches=lambda: [epoch] * EPOCHS)
+    judge.count_samples(run)
+    epoch.append(epoch[1])
+    with pytest.raises(WrongError, match="took 2050 samples"):
+        judge.count_samples(run)
 
 
 HANGS = "import subprocess; print('hangs', flush=True); subprocess.run(['sleep', '1000'])"

@@ -19,6 +19,6 @@ def train(loader):
 device = int(os.environ["LOCAL_RANK"])
 torch.cuda.set_device(device)
 torch.distributed.init_process_group("nccl", device_id=torch.device("cuda", device))
-train(DataLoader(Subset(torch.ones(9, 3), [7, 8]), 2))
+train(DataLoader(Subset(Subset(torch.ones(9, 3), [6, 7, 8]), [1, 2]), 2))
 train(DataLoader(Stream(), 2))
 torch.distributed.destroy_process_group()
