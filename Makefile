@@ -44,11 +44,11 @@ docs: .venv/dev  ## refresh the diffs in README and the pages, check them, and b
 slides: .venv/dev .venv/slides  ## write slides for a class into site/slides.html
 	python -m tools.pages.slides site/slides.html
 
-# For those who change the series: see CONTRIBUTING.md.
+# For people who change the series: see CONTRIBUTING.md.
 cascade: .venv/dev
 	python -m tools.chain.cascade $(FROM)
 
-recipe:
+recipe: .venv/dev
 	python -m tools.chain.recipe $(NAME) $(BASE)
 
 chaos: .venv/run  ## inject faults into a training on three nodes: make chaos FAULTS=20 SEED=1

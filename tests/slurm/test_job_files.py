@@ -74,7 +74,7 @@ def test_preempted_job_requeues_itself(tmp_path, name, record, job):
 
 
 # The last epoch ends at the signal of a time limit.
-ENDS = """srun() { trap 'exit 0' TERM; sleep 0.3; kill -USR1 $$; while :; do sleep 0.1; done; }
+ENDS = """srun() { trap 'exit 0' TERM; kill -USR1 $$; while :; do sleep 0.1; done; }
 scancel() { kill $!; }"""
 ENDS = PRETEND_SLURM.replace(re.search("srun.*", PRETEND_SLURM)[0], ENDS)
 

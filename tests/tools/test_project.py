@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -47,17 +48,23 @@ def test_steps_are_short(step):
 
 
 def test_tools_import_from_above():
-    """As tools/README.md says, which lists all of them."""
+    """As tools/README.md says, which lists all of them, with their sizes to a tenth."""
     table = (ROOT / "tools" / "README.md").read_text()
-    names = [
-        name.removesuffix(".py") for name in re.findall(r"^\| `(\w+(?:\.py)?)/?`", table, re.M)
-    ]
+    rows = re.findall(r"^\| `(\w+)(?:\.py)?/?` \|.* ([\d,]+) \|$", table, re.M)
+    names = [name for name, _ in rows]
     files = [path for path in (ROOT / "tools").rglob("*.py") if path.name != "__init__.py"]
     tops = {path: path.relative_to(ROOT / "tools").parts[0].removesuffix(".py") for path in files}
     assert {*tops.values()} == {*names}
+    sizes = Counter()
+    for path in (ROOT / "tools").rglob("*.py"):
+        top = path.relative_to(ROOT / "tools").parts[0].removesuffix(".py")
+        sizes[top] += len(path.read_text().splitlines())
     for path, top in tops.items():
         imported = re.findall(r"^\s*(?:from|import) tools\.(\w+)", path.read_text(), re.M)
         assert {*imported} <= {*names[: names.index(top) + 1]}, f"{path} imports from below"
+    for name, said in rows:
+        size = int(said.replace(",", ""))
+        assert size == pytest.approx(sizes[name], rel=0.1), f"{name} has {sizes[name]} lines"
 
 
 def introduction(script):
@@ -177,7 +184,7 @@ def test_cascade_of_nothing(copy, name):
 def test_recipe_is_begun(tmp_path):
     """What `make docs` misses is only what a person must write; tests and style accept the rest."""
     copy = shutil.copytree(ROOT, tmp_path / "copy", ignore=IGNORED, symlinks=True)
-    begin = ["make", "recipe", "NAME=clip", "BASE=multinode.py"]
+    begin = ["make", "-o", ".venv/dev", "recipe", "NAME=clip", "BASE=multinode.py"]
     assert run(*begin, folder=copy).returncode == 0
     assert "recipe: give a new NAME" in run(*begin, folder=copy).stderr
     said = run("make", "-o", ".venv/dev", "docs", folder=copy).stderr.splitlines()[:-1]

@@ -61,7 +61,9 @@ def main():
     start = args.launcher or launcher(text)
     if start == "torchrun":
         start += f" --standalone --nproc_per_node={args.ranks}"
-    gpus = {} if re.search(r"is_available|current_accelerator", text) else {"PRETEND_GPUS": "8"}
+    needs_gpus = re.search("cuda|nccl", text) and not re.search("is_available|accelerator", text)
+    # The compiler would look into what pretends the GPUs.
+    gpus = {"PRETEND_GPUS": "8", "TORCHDYNAMO_DISABLE": "1"} if needs_gpus else {}
     command = f"{start} {shlex.join([str(script), *args.arguments])}"
     with tempfile.TemporaryDirectory() as folder:  # where no snapshot of the reader's is in use
         recording, log = record(command, script, Path(folder), **gpus)

@@ -10,7 +10,7 @@ class Stream(IterableDataset):
 
 
 def train(loader):
-    model = torch.nn.Linear(3, 1).to(device)
+    model = torch.compile(torch.nn.Linear(3, 1).to(device))
     model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[device])
     for inputs in loader:
         model(inputs.to(device)).sum().backward()
