@@ -2,7 +2,7 @@
 
 import pytest
 from gpt_helpers import TINY, write_tiny_text
-from helpers import SHORT_GPT, SHORT_VAL, SIGNAL, patch
+from helpers import SHORT_GPT, SHORT_VAL, SIGNAL, patch, read_script
 
 from tools.launch.snapshots import load_gpt, max_abs_diff
 
@@ -46,10 +46,13 @@ def test_gradient_that_is_nan(shell, name):
     position = "--skip_steps 4 (after epoch 0 + 48 samples)"
     job.fails("the gradient of step 4 is nan or inf", f"or skip the batch: {position}")
     assert job.output.count("the gradient of step 4 ") == 2
-    job = shell.ranks(f"{script} {options} new --batch_size 8 --save_every_steps 1000", 2)
+    slow = float64 + BAD_GRADIENT + read_script("step_clock.py")
+    slow = patch(shell.folder, name, slow, "slow.py")
+    more = "new --batch_size 8 --save_every_steps 1000 --log_every_steps 1"
+    job = shell.ranks(f"{slow} {options} {more}", 2, SECONDS="2 2")
     job.fails("the gradient of step 4 is nan or inf")
-    assert "val loss" not in job.output  # the ranks do not train on to the end
-    command += " --skip_steps 4 99"
+    assert "step 5 |" not in job.output  # the ranks do not train on to the end
+    command += " --log_every_steps 1 --skip_steps 4 99"
     output = shell.ranks(command, 2).succeeds()
     assert "step 4 skipped" in output and "nan" not in output
     words = "--skip_steps [4, 12]: 12 steps are done: name later ones"
