@@ -4,10 +4,12 @@ Packages, torch among them, are told the truth. `_pretend_tensor.py` is stricter
 scripts of this series: half of others' stop there, such as in `device_ids` of DDP, or an LSTM.
 """
 
+import atexit
 import functools
 import inspect
 import os
 import sys
+import time
 
 import _pretend_cuda as pretend_cuda
 import torch
@@ -157,3 +159,4 @@ def install():
     change(dist, "new_group", backend=lambda name: None)
     change(dist, "barrier", device_ids=lambda ids: None)
     Translate().__enter__()
+    atexit.register(time.sleep, 0.1)  # else gloo may abort where NCCL ends (pytorch#190489)
