@@ -77,6 +77,7 @@ def calls_of(log):
 
 
 COMMANDS = [(".ci/run", RUN), (".ci/nightly", NIGHT), ("make docs", SITE)]
+COMMANDS += [("make long", ["pytest -m long"])]
 
 
 @pytest.mark.parametrize("command, calls", COMMANDS)
@@ -118,6 +119,9 @@ def test_job(tmp_path, stubs, workflow, job, row):
     assert {*tests} == (set() if without_tests else {"1"})
     expected = PARTS[row["part"]] if "part" in row else CALLS.get(workflow["name"], ["pytest"])
     assert calls_of(log) == expected
+    assert all(re.findall(r"requirements(?:-dev)?\.txt( -c constraints\.txt)?", log))
+    if "part" in row:
+        assert {*re.findall(r"requirements-(\w+)\.txt", log)} == {"dev", "aws", "peers"}
     assert bool((copy / "constraints.txt").read_text().strip()) != row.get("unpin", False)
 
 
@@ -147,3 +151,25 @@ def test_parts_of_the_night():
     jobs = [(job, row["part"]) for _, job, row in JOBS if "part" in row]
     assert [part for _, part in jobs] == [*PARTS]
     assert jobs[0][0]["steps"][0]["with"]["fetch-depth"] == 0
+
+
+GREEN = "workflow_run.event == 'push' && github.event.workflow_run.conclusion == 'success')"
+
+
+def test_site_is_published_after_a_green_push():
+    """What `make docs` has built, once the workflow called ci has passed on main."""
+    ci, docs = ({flow["name"]: flow for flow in WORKFLOWS}[name] for name in ("ci", "docs"))
+    # True: as PyYAML reads `on`.
+    assert ci[True] == {"push": {"branches": ["main"]}, "pull_request": None}
+    after = {"workflows": ["ci"], "types": ["completed"], "branches": ["main"]}
+    assert docs[True] == {"workflow_dispatch": None, "workflow_run": after}
+    assert docs["permissions"]["pages"] == "write"
+    (job,) = docs["jobs"].values()
+    assert job["if"].endswith(GREEN)
+    assert job["steps"][-2]["with"] == {"path": "site"}
+
+
+def test_container_has_the_python_of_ci():
+    ((_, ci, _),) = (one for one in JOBS if one[0]["name"] == "ci")
+    version = ci["steps"][1]["with"]["python-version"]
+    assert CONTAINER["image"] == f"python:{version}-bookworm"
