@@ -10,6 +10,7 @@ from helpers import documented_error, long, needs_slurm, patch, snippet
 from terminal import Terminal, agrees
 from torch import nn
 
+from tools.launch.jobs import free_port
 from tools.steps import ROOT
 
 INIT = """import os, torch, torch.distributed as dist
@@ -199,7 +200,8 @@ FAILURES = [
 @pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: failure[0])
 def test_failure(shell, failure):
     command, error = failure
-    job = shell.start(command)
+    # By default, torchrun's port is 29500: another test may use it.
+    job = shell.start(command, PET_MASTER_PORT=str(free_port()))
     assert job.wait() != 0
     assert error in job.output
 

@@ -6,6 +6,7 @@ import _pretend_cuda as pretend_cuda
 import _pretend_nccl as pretend_nccl
 import torch
 import torch.utils.backend_registration as backends
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -55,6 +56,8 @@ def run(func, args, kwargs):
         for _ in range(1 + RANK):
             func(*args, **kwargs)
     outputs = func(*args, **kwargs)
+    # NCCL's group waits for what is under way before it ends; gloo's does not.
+    outputs = tree_map_only(AsyncCollectiveTensor, lambda tensor: tensor.wait(), outputs)
     if to_cpu:
         return outputs
     gpu = inputs[0].gpu if inputs else pretend_cuda.current
