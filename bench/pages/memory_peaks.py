@@ -84,7 +84,8 @@ def measure(name, n_layer, n_embd, *arguments):
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak, VmHWM
     start = process_memory("VmRSS:")
     train(script, n_layer, n_embd, arguments)
-    print("peak:", process_memory("VmHWM:") - start, "bytes")
+    peak = process_memory("VmHWM:") - start
+    print(f"peak: {peak} bytes\n", end="")  # one write: ranks print at the same time
     destroy_process_group()
 
 
