@@ -90,7 +90,8 @@ class Training:
         return steps
 
 
-@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("num_workers", [0, 1])
 def test_killed_and_joined(shell, num_workers):
     """Among the killed are rank 0, and all but one; one joins in the end."""
     training = Training(shell, 60, f"--num_workers {num_workers}")

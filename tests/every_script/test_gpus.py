@@ -16,9 +16,10 @@ from tools.launch.jobs import environment, pretend_gpus
 from tools.launch.snapshots import load, load_gpt
 from tools.steps import ROOT, STAGES
 
-QUICK = ["singlegpu.py", "multinode.py", "elastic_ddp.py", "gpt/fsdp.py"]
+QUICK = ["singlegpu.py", "multinode.py", "elastic_ddp.py"]
 LONGER = [name for name in SCRIPTS if name not in QUICK]
-LONGER += ["recipes/mixed_precision.py", "by_hand/fsdp.py", "gpt/gpt.py", "gpt/tensor_parallel.py"]
+LONGER += ["recipes/mixed_precision.py", "by_hand/fsdp.py", "gpt/gpt.py", "gpt/fsdp.py"]
+LONGER += ["gpt/tensor_parallel.py"]
 OTHERS = [name for name in NAMES if name not in QUICK + LONGER]
 THREE_D = "--pp_size 2 --tp_size 2 --micro_batches 2 --n_layer 2"
 WIDE = [  # on more ranks, where there are so many GPUs

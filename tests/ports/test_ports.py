@@ -144,7 +144,7 @@ def test_two_ranks_train_as_the_original(shell, port, dtype, tolerance):
     assert max_abs_diff(weights[0], load(one / "rank0.weights")) < tolerance
 
 
-@pytest.mark.parametrize("port", first(2, PORTS, pytest.mark.long), ids=lambda port: port.name)
+@pytest.mark.parametrize("port", first(1, PORTS, pytest.mark.long), ids=lambda port: port.name)
 def test_resumed_on_another_number_of_ranks(shell, port):
     """Killed on two ranks and resumed on four, a run ends with the weights of the original.
 
@@ -166,7 +166,8 @@ def test_resumed_on_another_number_of_ranks(shell, port):
     assert max_abs_diff(load(one / "rank0.weights"), load(folder / "rank0.weights")) < 1e-12
 
 
-@pytest.mark.parametrize("port", first(1, PORTS, pytest.mark.long), ids=lambda port: port.name)
+@pytest.mark.long
+@pytest.mark.parametrize("port", PORTS, ids=lambda port: port.name)
 def test_resumed_bit_for_bit(shell, port):
     """Killed or terminated anywhere, a run ends with the files, and the log, of an unbroken one."""
     script = patch(shell.folder, f"ports/{port.name}.py", WEIGHTS + FAULT + port.setup)

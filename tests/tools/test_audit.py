@@ -92,6 +92,7 @@ def test_right_script_in_another_style(tmp_path, name):
     assert all(text in one for one, text in zip(sorted(said), sorted(expected), strict=True)), said
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "hook",
     first(1, ["_witness_details.product", "_witness_details.describe_state", "_witness.note_save"]),
@@ -144,7 +145,7 @@ def test_ranks_differ_as_in_life(tmp_path):
 @pytest.mark.parametrize(
     "line, message",
     first(
-        2,
+        1,
         [
             ("import nosuch", "No module named 'nosuch'"),
             ("open('nosuch')", "No such file or directory: 'nosuch'"),  # through a hook

@@ -87,6 +87,7 @@ def start(folder):
     return pexpect.spawn(sys.executable, command, timeout=TIMEOUT_S, **options)
 
 
+@pytest.mark.long
 def test_the_loop(tmp_path):
     """A save is judged, h, s, n and q work, and what is passed stays so over a restart."""
     terminal = start(tmp_path)
