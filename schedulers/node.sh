@@ -1,4 +1,4 @@
-#!/bin/bash
+#!/bin/bash -l
 # Starts torchrun on one node; the job files of this folder run it on each of theirs:
 #   schedulers/node.sh TIME NODES HEAD_NODE JOB SCRIPT [ARGUMENTS]
 # After TIME, such as 55m (0: never), torchrun gets SIGTERM, so that preemptible.py saves and stops.

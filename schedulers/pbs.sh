@@ -11,4 +11,8 @@ cd "$PBS_O_WORKDIR" || exit
 nodes=$(sort -u "$PBS_NODEFILE" | wc -l)
 read -r head_node < "$PBS_NODEFILE"
 job=${PBS_JOBID%%[!0-9]*}  # 1234 of 1234.server
-pbsdsh -- "$PWD/schedulers/node.sh" 55m "$nodes" "$head_node" "$job" preemptible.py 50 10
+failed=$PWD/.failed-$job  # pbsdsh itself ends with 0, whatever happens
+rm -f "$failed"
+pbsdsh -- /bin/bash -c '"$@" || touch "$0"' "$failed" "$PWD/schedulers/node.sh" 55m \
+  "$nodes" "$head_node" "$job" preemptible.py 50 10
+[[ ! -e $failed ]]

@@ -1,6 +1,7 @@
 #!/bin/bash
 # Grid Engine. Submit it from the top folder of this repository: qsub schedulers/sge.sh
 # Your site names the GPUs and the parallel environment (one slot per node, with control_slaves).
+#$ -S /bin/bash
 #$ -N preemptible
 #$ -pe mpi 2
 #$ -l gpu=4

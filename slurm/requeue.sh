@@ -12,17 +12,21 @@ for argument in "$@"; do
   [[ $argument == --snapshot_path=* ]] && snapshots=("${argument#*=}")
   previous=$argument
 done
-record=$(SLURM_TIME_FORMAT=standard scontrol show job "$job")
-# If the job was preempted, this is a date, such as 2026-11-24T21:44:19, else None.
-[[ $record == *PreemptTime=2* ]] && exec scontrol requeue "$job"
-
+retry() {  # a busy Slurm may not answer at once
+  for seconds in 5 5 0; do
+    "$@" && return
+    sleep "$seconds"
+  done
+  return 1
+}
+record=$(SLURM_TIME_FORMAT=standard retry scontrol show job "$job")
 start=$(grep -oP ' StartTime=\K\S+' <<< "$record")
 lives=.lives-without-progress-$job
 # A file, or a folder with a complete snapshot in it.
 newer=$(find -H "${snapshots[@]}" -type f -newermt "$start" -printf '%d %f\n' 2> /dev/null || true)
 if grep -qE '^0 |^. \.metadata$' <<< "$newer"; then
   rm -f "$lives"
-else
+elif [[ $record != *PreemptTime=2* ]]; then  # a date, such as 2026-11-24T21:44:19, or else None
   echo "${SLURM_RESTART_COUNT:-0}" >> "$lives"  # several nodes of a life may do so
   limit=10
   [[ -e ${snapshots[0]} || -e ${snapshots[-1]} ]] && limit=2
@@ -32,4 +36,4 @@ else
     exit 1
   fi
 fi
-scontrol requeue "$job"
+retry scontrol requeue "$job"

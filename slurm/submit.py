@@ -66,7 +66,9 @@ class TorchrunTask:
         returncode = self.torchrun.wait()
         if returncode and self.received and job.cluster == "slurm":
             time_limit = signal.SIGUSR2 in self.received
-            if job.global_rank == 0 and (time_limit or preempted(job.job_id)):
+            if job.global_rank == 0:
+                if not (time_limit or preempted(job.job_id)):
+                    sys.exit(returncode)
                 requeue = Path("slurm", "requeue.sh")  # unless it makes no progress
                 if subprocess.call([requeue, job.job_id, *self.arguments]) != 0:
                     sys.exit(returncode)

@@ -5,7 +5,6 @@
 # Copy it to slurm/site.sh. In the job file: --constraint=gpu --qos=regular --gpus-per-node=4
 # --cpus-per-gpu=32 --image=nersc/pytorch:24.08.01 --module=gpu,nccl-plugin, and your --account.
 export FI_MR_CACHE_MONITOR=userfaultfd
-export CUDA_VISIBLE_DEVICES=3,2,1,0  # in the order of the CPUs that Slurm gives the ranks
 
 srun() {  # the job files' srun then starts torchrun in the container
   local options=()

@@ -14,10 +14,14 @@ JOB_FILES = ["slurm/singlegpu.sbatch", *(step.file for step in steps.JOB_STEPS)]
 # Runs the job file $0, submitted with --export=NONE, and prints what srun gets.
 PRETEND_SLURM = """
 export SLURM_EXPORT_ENV=NONE SLURM_JOB_ID=7 SLURM_NNODES=2 SLURM_GPUS_ON_NODE=2
+export SLURM_CPUS_PER_TASK=1 SLURM_GPUS_PER_TASK=1
 source() { [[ $1 == .venv/* ]] || . "$1"; }
 module() { echo "module $*"; }
 scontrol() { echo node1; }
-srun() { printf '%s\\n' "network $NCCL_SOCKET_IFNAME" :$MASTER_PORT "$@" export=$SLURM_EXPORT_ENV; }
+srun() {
+  printf '%s\\n' "network $NCCL_SOCKET_IFNAME" :$MASTER_PORT "$@" \\
+    "export=$SLURM_EXPORT_ENV cpus=$SLURM_CPUS_PER_TASK gpus=$SLURM_GPUS_PER_TASK"
+}
 . "$0"
 """
 
@@ -25,8 +29,11 @@ srun() { printf '%s\\n' "network $NCCL_SOCKET_IFNAME" :$MASTER_PORT "$@" export=
 @pytest.mark.parametrize("name", JOB_FILES)
 def test_job_file(name):
     """Slurm starts the job with all nodes; after a failure, it ends all or, elastic, none."""
-    lines = run("bash", "-c", PRETEND_SLURM, ROOT / name, "50", "10").stdout.splitlines()
-    assert lines[-3:] == ["50", "10", "export="]
+    by_gpu = environment() | {"SLURM_CPUS_PER_GPU": "4"}  # if not, --cpus-per-task is the job's own
+    for env, cpus in (by_gpu, ""), (environment(), "1"):
+        command = "bash", "-c", PRETEND_SLURM, ROOT / name, "50", "10"
+        lines = run(*command, env=env).stdout.splitlines()
+        assert lines[-3:] == ["50", "10", f"export= cpus={cpus} gpus="]
     text = (ROOT / name).read_text()
     if "#SBATCH --nodes=1\n" not in text:
         assert "#SBATCH --wait-all-nodes=1\n" in text
@@ -54,9 +61,9 @@ def test_job_file_alone(name, tmp_path):
 
 
 SCONTROL = """#!/bin/sh
-echo "$@" | grep requeue || echo "node1 $RECORD PreemptTime=2"
+echo "$@" | grep requeue || echo "node1 $RECORD StartTime=2 PreemptTime=2"
 """
-FAILS = re.sub("scontrol.*\nsrun.*", "srun() { false; }", PRETEND_SLURM)
+FAILS = re.sub(r"scontrol(.*\n)*}", "srun() { false; }", PRETEND_SLURM)
 
 
 @pytest.mark.parametrize("name", ["preemptible", "elastic_ddp"])
@@ -73,10 +80,11 @@ def test_preempted_job_requeues_itself(tmp_path, name, record, job):
     assert result.stdout == f"requeue {job}\n", result.stderr
 
 
-# The last epoch ends at the signal of a time limit.
+# The last epoch ends at the signal of a time limit, which Slurm is at first too busy to pass on.
 ENDS = """srun() { trap 'exit 0' TERM; kill -USR1 $$; while :; do sleep 0.1; done; }
-scancel() { kill $!; }"""
-ENDS = PRETEND_SLURM.replace(re.search("srun.*", PRETEND_SLURM)[0], ENDS)
+scancel() { [[ -v asked ]] || { asked=1; return 1; }; kill $!; }
+sleep() { command sleep 0.1; }"""
+ENDS = re.sub(r"srun(.*\n)*}", ENDS, PRETEND_SLURM)
 
 
 @pytest.mark.parametrize("name", ["preemptible", "elastic_ddp"])

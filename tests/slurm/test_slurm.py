@@ -7,6 +7,7 @@ import signal
 import sys
 import tempfile
 import time
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -322,12 +323,21 @@ def test_time_to_save(name, monkeypatch):
     assert default < LaunchConfig(1, 1, 1).shutdown_timeout < int(before_limit)
 
 
-def requeue(folder, *arguments, day=1):
+# It does not answer the first question.
+BUSY_SCONTROL = """#!/bin/sh
+[ -e asked ] || { touch asked; exit 1; }
+echo ' StartTime=2020-01-%02dT00:00:00 PreemptTime=%s'
+"""
+
+
+def requeue(folder, *arguments, day=1, preempted="None"):
     """Runs slurm/requeue.sh for a job's life of that day, the first of which has number 1."""
     scontrol = folder / "bin" / "scontrol"
     scontrol.parent.mkdir(exist_ok=True)
-    scontrol.write_text(f"#!/bin/sh\necho ' StartTime=2020-01-{day:02}T00:00:00'\n")
+    scontrol.write_text(BUSY_SCONTROL % (day, preempted))
     scontrol.chmod(0o755)
+    if not (sleep := scontrol.with_name("sleep")).exists():
+        sleep.symlink_to("/bin/true")
     env = {"PATH": f"{scontrol.parent}:{os.environ['PATH']}", "SLURM_RESTART_COUNT": f"{day - 1}"}
     return run("bash", ROOT / "slurm" / "requeue.sh", "7", *arguments, folder=folder, env=env)
 
@@ -356,6 +366,20 @@ def test_requeued_while_it_makes_progress(tmp_path, sign, save, lives):
             assert words in results[-1].stderr
             break
     assert len(results) == lives and (results[-1].returncode == 0) == (lives == 12)
+
+
+def test_preempted_lives_do_not_count(tmp_path):
+    """But what one of them has saved is progress: the lives before and after are not in a row."""
+    (tmp_path / "run.pt").touch()
+    saves = "--snapshot_path", "run.pt"
+    for day, preempted in enumerate(["None", "2020-01-02T23:00:00", "None"], 1):
+        hour = 12 if preempted != "None" else -1
+        saved = datetime(2020, 1, day) + timedelta(hours=hour)
+        os.utime(tmp_path / "run.pt", (saved.timestamp(),) * 2)
+        result = requeue(tmp_path, *saves, day=day, preempted=preempted)
+        assert result.returncode == 0, result.stderr
+    assert requeue(tmp_path, *saves, day=4, preempted="2020-01-04T23:00:00").returncode == 0
+    assert requeue(tmp_path, *saves, day=5).returncode == 1  # the second in a row
 
 
 @pytest.mark.nightly
@@ -452,6 +476,23 @@ def test_submit_and_time_limit(cluster, shell):
     assert trained(shell.folder) == steps, job.output
     logs = [path.read_text() for path in (shell.folder / "logs").glob("*_log.out")]
     assert sum(text.count("epochs done") for text in logs) == 2, logs
+
+
+@pytest.mark.long
+def test_submit_and_a_stop_by_hand(cluster, shell):
+    """The job saves and ends, instead of keeping its GPUs until the time limit."""
+    patch(shell.folder, "preemptible.py", PAUSE)
+    job = cluster(
+        """
+        source .venv/bin/activate
+        python slurm/submit.py --nodes 2 preemptible.py 400 400 | tee printed
+        until grep -qs "^0 [1-9]" trained.log; do sleep 0.1; done
+        scancel --signal=TERM $(awk '/^job/ { print $2 }' printed)
+        """,
+        "-n 2",
+    )
+    job.wait()
+    assert "FAILED" in job.output and (shell.folder / "snapshot.pt").exists(), job.output
 
 
 @pytest.mark.parametrize(
@@ -590,19 +631,26 @@ def test_mpirun(cluster, shell):
     assert max_abs_diff(result, weights) < 1e-6
 
 
-@pytest.mark.parametrize("command, status", [("node.sh 0.1s 1 node1 1 x.py", 124), ("sge.sh", 7)])
+@pytest.mark.parametrize(
+    "command, status", [("node.sh 0.1s 1 node1 1 x.py", 124), ("sge.sh", 7), ("pbs.sh", 1)]
+)
 def test_stopped_job_is_not_a_success(tmp_path, command, status):
     """docs/other_schedulers.md: when the time is up, or the second of three nodes has failed."""
     shutil.copytree(ROOT / "schedulers", tmp_path / "schedulers")
     programs = tmp_path / ".venv" / "bin"
     programs.mkdir(parents=True)
     (programs / "activate").touch()
-    # Of qrsh -inherit NODE, the node.
-    for name, text in {"torchrun": "exec sleep 60", "qrsh": "cat; exit $2"}.items():
+    texts = {
+        "torchrun": "exec sleep 60",
+        "qrsh": "cat; exit $2",  # of qrsh -inherit NODE, the node
+        "pbsdsh": 'shift; "$1" "$2" "$3" "$4" false; true',  # a node fails, and nothing tells
+    }
+    for name, text in texts.items():
         (programs / name).write_text(f"#!/bin/sh\n{text}\n")
         (programs / name).chmod(0o755)
     (tmp_path / "hosts").write_text("0\n7\n0\n")
     path = f"{programs}:{os.environ['PATH']}"
     environment = {"PATH": path, "PE_HOSTFILE": "hosts", "NHOSTS": "2", "JOB_ID": "1"}
+    environment |= {"PBS_O_WORKDIR": ".", "PBS_NODEFILE": "hosts", "PBS_JOBID": "1.server"}
     job = run("bash", *f"schedulers/{command}".split(), folder=tmp_path, env=environment)
     assert job.returncode == status, job
