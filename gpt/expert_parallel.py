@@ -686,7 +686,6 @@ def main(args):
     model.to_empty(device=device)  # memory for this rank's shards
     model.init_weights(args.seed)
     if args.compile:
-        torch.set_float32_matmul_precision("high")  # TF32 for products of float32 matrices
         for block in model.blocks:  # equal blocks share one compilation
             block.compile(dynamic=False)  # else, after a smaller batch, all run code for any size
     optimizer = configure_optimizer(model, args.learning_rate)

@@ -148,9 +148,10 @@ class Trainer:
         self.first_bad_step = torch.tensor(math.inf, device=device)  # no gradient is nan so far
         self.recent_loss = torch.zeros((), device=device)  # sum since the last log line
         self.recent_samples = 0
-        weights = model.state_dict()
+        weights = dict(model.named_parameters(remove_duplicate=False))  # a tied head has two names
         del weights["model.embed_tokens.weight"]  # looked up; a head has a different name
-        self.flops_per_token = 6 * sum(w.numel() for w in weights.values())  # attention left out
+        flops = [(6 if w.requires_grad else 2) * w.numel() for w in weights.values()]
+        self.flops_per_token = sum(flops)  # attention left out
         self.tokens = 0  # so far, on this rank
         self.start_time = time.perf_counter()
         self._restart_clock()

@@ -228,6 +228,7 @@ class Trainer:
         return stop > 0
 
     def _exit_if_gradient_was_bad(self):
+        dist.all_reduce(self.first_bad_step, dist.ReduceOp.MIN)  # a gradient is that of one node
         step = self.first_bad_step.item()
         if step < math.inf:
             epoch, batch = divmod(int(step) - 1, len(self.train_loader))
@@ -426,6 +427,8 @@ class Trainer:
                 raise ValueError(f"saved by a model of {snapshot['shape']}, not {self.shape}")
             self._state_dict()  # gives the optimizer a state for each weight
             saved = " ".join(dcp.FileSystemReader(source).read_metadata().state_dict_metadata)
+            if f"node_{self.mesh.size(0)}." in saved:
+                raise ValueError("saved by more nodes")
             for name, weight in self.model.named_parameters():
                 if f".state.{name}." not in saved and self.optimizer.state.pop(weight, None):
                     self._log(f"{source} has no optimizer state of {name}: it had no gradient yet")

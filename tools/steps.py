@@ -73,7 +73,7 @@ GPT = [
     Step("gpt/llama.py", "gpt/documents.py", 57),
     Step("gpt/llama.py", "gpt/chunked_loss.py", 27),
     Step("gpt/accumulate.py", "gpt/finetune.py", 239),  # 104 of them are the GPT, which goes
-    Step("gpt/finetune.py", "gpt/frozen_layers.py", 19),
+    Step("gpt/finetune.py", "gpt/frozen_layers.py", 22),
     Step("gpt/frozen_layers.py", "gpt/finetune_chat.py", 76),
     Step("gpt/fsdp.py", "gpt/hsdp.py", 17),
     Step("gpt/fsdp.py", "gpt/tensor_parallel.py", 46),
@@ -81,11 +81,11 @@ GPT = [
     Step("gpt/fsdp.py", "gpt/pipeline_parallel.py", 115),
     Step("gpt/pipeline_parallel.py", "gpt/three_d.py", 44),
     Step("gpt/fsdp.py", "gpt/context_parallel.py", 70),
-    Step("gpt/fsdp.py", "gpt/moe.py", 69),
+    Step("gpt/fsdp.py", "gpt/moe.py", 70),
     Step("gpt/moe.py", "gpt/expert_parallel.py", 82),
     Step("gpt/fsdp.py", "gpt/muon.py", 63),
     Step("gpt/pretrain.py", "gpt/slow_network.py", 15),
-    Step("gpt/fsdp.py", "gpt/local_sgd.py", 53),
+    Step("gpt/fsdp.py", "gpt/local_sgd.py", 56),
 ]
 PORTS = [  # of scripts that are not ours: the whole series in one step
     Step("ports/images_single.py", "ports/images.py", 135),

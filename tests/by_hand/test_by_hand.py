@@ -79,7 +79,7 @@ TP = "by_hand/tensor_parallel.py"
 @pytest.mark.parametrize(
     ("form", "model", "dtype", "ranks"),
     [
-        ("after backward()", "toy", "float64", 4),
+        ("after backward()", "toy", "float64", 2),
         ("a hook each", "block", "float64", 2),
         ("buckets", "block", "float64", 2),
         ("buckets", "block", "float32", 4),

@@ -8,7 +8,7 @@ import signal
 import pytest
 import torch
 from gpt_helpers import options_of
-from helpers import IGNORED, NAMES, SCRIPTS, SHORT_GPT, first, patch, run
+from helpers import IGNORED, LONG, NAMES, SCRIPTS, SHORT_GPT, first, patch, run
 from torch.utils._pytree import tree_leaves
 
 from gpt import muon
@@ -152,7 +152,8 @@ def record_weights(self):
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [("gpt/hsdp.py", "--shard_size 1"), ("gpt/local_sgd.py", "--sync_every 5")]
+    ("name", "options"),
+    first(1, [("gpt/hsdp.py", "--shard_size 1"), ("gpt/local_sgd.py", "--sync_every 5")], LONG),
 )
 def test_replicas_on_gpus_of_two_types(shell, name, options):
     """Only what all replicas draw alike stays alike in them: nothing sends the weights."""

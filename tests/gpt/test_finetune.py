@@ -357,11 +357,11 @@ def test_exported(tmp_path, monkeypatch):
         assert torch.equal(weight, trained[name].bfloat16())
 
 
-def run_here(tmp_path, monkeypatch, options=""):
+def run_here(tmp_path, monkeypatch, options="", script=finetune):
     """Trains within this process, since importing transformers takes seconds."""
     write_text(tmp_path / "text", 4 * BATCH_SIZE, CONTEXT)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(finetune.signal, "signal", lambda signum, handler: None)  # pytest's stay
+    monkeypatch.setattr(script.signal, "signal", lambda signum, handler: None)  # pytest's stay
     sizes = f"--val_tokens {BATCH_SIZE * CONTEXT} --context {CONTEXT}"
     options = f"1 1 {sizes} --text text --snapshot_path s {options}"
     monkeypatch.setattr("sys.argv", ["finetune.py", *options.split()])
@@ -370,7 +370,7 @@ def run_here(tmp_path, monkeypatch, options=""):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.setenv("MASTER_PORT", "0")  # any that is free
-    finetune.main(finetune.parse_args())
+    script.main(script.parse_args())
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -381,6 +381,19 @@ def test_flops(tmp_path, monkeypatch, tied):
     run_here(tmp_path, monkeypatch)
     looked_up = 0 if tied else CONFIG["vocab_size"] * CONFIG["hidden_size"]
     assert counts == [6 * (num_parameters - looked_up)]
+
+
+def test_flops_of_frozen_layers(tmp_path, monkeypatch):
+    """They have no backward pass."""
+    num_parameters = make_model(tmp_path / "model", "Llama")
+    counts = []
+    trainer = frozen_layers.Trainer
+    monkeypatch.setattr(trainer, "train", lambda self: counts.append(self.flops_per_token))
+    run_here(tmp_path, monkeypatch, "--frozen_layers 1", frozen_layers)
+    weights = load_file(tmp_path / "model" / "model.safetensors")
+    frozen = sum(weight.numel() for name, weight in weights.items() if ".layers.0." in name)
+    looked_up = weights["model.embed_tokens.weight"].numel()
+    assert counts == [6 * (num_parameters - looked_up - frozen) + 2 * frozen]
 
 
 def test_tied_head_in_the_files(tmp_path, monkeypatch, capfd):

@@ -61,9 +61,27 @@ def test_outer_step(shell):
             assert rank_sizes == [(len(outer) / 2, 2)]
 
 
+BAD_NORM = """
+clip = nn.utils.clip_grad_norm_
+norms = []
+def clip_to_nan(parameters, max_norm):
+    norms.append(clip(parameters, max_norm))
+    bad = len(norms) == 4 and os.environ["GROUP_RANK"] == "1"
+    return norms[-1] * (float("nan") if bad else 1)
+nn.utils.clip_grad_norm_ = clip_to_nan
+"""
+
+
+def test_gradient_of_a_node_is_nan(shell):
+    """All nodes end, and name the step."""
+    job = start_local_sgd(shell, "ab", BAD_NORM, "--save_every_steps 5")
+    job.fails("the gradient of step 4 is nan or inf")
+    assert job.output.count("the gradient of step 4 ") == 2, job.output
+
+
 @pytest.mark.long
 def test_local_sgd_on_other_nodes(shell):
-    """Each node has a state of its own: it resumes on more ranks per node, not on more nodes.
+    """Each node has a state of its own: it resumes on more ranks per node, not on other nodes.
 
     All have ended with the same weights, also where an evaluation came before the last outer step.
     """
@@ -73,5 +91,8 @@ def test_local_sgd_on_other_nodes(shell):
     job = start_local_sgd(shell, "abc", epochs=2)
     job.fails("cannot load ", ": move it or set another --snapshot_path")
     assert "node_2" in job.output
+    job = start_local_sgd(shell, "aa", epochs=2)
+    job.fails("cannot load ", ": move it or set another --snapshot_path")
+    assert "saved by more nodes" in job.output
     output = start_local_sgd(shell, "aabb", epochs=2).succeeds()
     assert "1 of 2 epochs done" in output

@@ -8,7 +8,8 @@ import re
 
 import pytest
 import torch
-from helpers import SHORT_GPT, fences, gpt_config, patch
+from gpt_helpers import TINY, write_tiny_text
+from helpers import SHORT_GPT, SHORT_VAL, fences, gpt_config, patch
 from torch.nn import functional
 
 from gpt import fsdp, moe
@@ -48,6 +49,16 @@ def test_layer_is_a_dense_mixture(top_k):
     assert layer.load.sum() == 10 * top_k
     layer.bias.zero_()
     assert top_k == 8 or not torch.equal(layer(x), found)
+
+
+@pytest.mark.parametrize("name", ["gpt/moe.py", "gpt/expert_parallel.py"])
+def test_router_is_in_float32(shell, name):
+    """With --compile, too, for which the other files ask for TF32."""
+    write_tiny_text(shell)
+    setup = "script.Trainer.train = lambda self: print(torch.get_float32_matmul_precision())\n"
+    script = patch(shell.folder, name, SHORT_GPT + setup)
+    options = f"1 {TINY} {SHORT_VAL} --text text --compile --generate 0 --n_experts 2 --top_k 1"
+    assert "highest" in shell.ranks(f"{script} {options}", 1).succeeds()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

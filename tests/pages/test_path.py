@@ -336,6 +336,15 @@ def test_path(clone, names):
         Reader(clone, name).follow_page()
 
 
+def test_each_page_has_snapshots_of_its_own():
+    """Who follows several pages in one folder resumes from no other script's snapshot."""
+    page_of = {}
+    for page in pages():
+        text = (ROOT if page == "README.md" else ROOT / "docs").joinpath(page).read_text()
+        for path in re.findall(r"(?<!FILE )--snapshot_path[ =]([\w./]*\w)", text):
+            assert page_of.setdefault(path, page) == page, path
+
+
 @needs_slurm
 @pytest.mark.long
 def test_cheat_sheet(tmp_path):
