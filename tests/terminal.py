@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import socket
+import time
 
 import pexpect
 import pytest
@@ -47,8 +48,9 @@ class Terminal:
 
     def read(self):
         """Returns the output of the last command so far."""
+        end = time.monotonic() + 1  # of a script that prints without a pause, no more for now
         with contextlib.suppress(pexpect.TIMEOUT):
-            while True:
+            while time.monotonic() < end:
                 self.output += self.bash.read_nonblocking(100_000, timeout=0.05)
         return self.output[self.start_of_last :]
 
