@@ -107,6 +107,11 @@ EXCEPTIONS = [
     Row("step_timeout.md: torchrun ", "a second terminal stops it", until="saved step_timeout.pt"),
     Row("step_timeout.md: sbatch ", "test_step_timeout.py makes that file"),
     code("audit.md", 1, "my_train.py")._replace(where="audit.md: ", status=1),
+    Row(
+        "compose.md: .* --upgrade",
+        "a copy of that version",
+        before="git show $(git log -S'## 1.0' --format=%h CHANGELOG.md):multinode.py > my_train.py",
+    ),
     Row("cost.md: python ", "test_project.py does that"),
     Row("skip_steps.md: the gradient of", "test_gradient_that_is_nan provokes that"),
     Row("(errors|hangs).md: ", "test_hangs.py and others provoke that"),
