@@ -96,9 +96,10 @@ def load(path, data_key):
     dist.all_gather_object(starts, (snapshot["position"] if snapshot else (0, 0), data_key))
     if len({data_key for _, data_key in starts}) > 1:
         sys.exit(f"ranks start at {starts}: use the same data")
-    newest = [snapshot]
-    dist.broadcast_object_list(newest, src=starts.index(max(starts)))
-    (snapshot,) = newest
+    if len(set(starts)) > 1:
+        newest = [snapshot]
+        dist.broadcast_object_list(newest, src=starts.index(max(starts)))
+        (snapshot,) = newest
     if snapshot and snapshot["data_key"] != data_key:
         sys.exit(f"cannot resume: {path} is of {snapshot['data_key']}, not of {data_key}")
     if snapshot and dist.get_rank() == 0:

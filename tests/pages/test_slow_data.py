@@ -37,7 +37,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 dist.init_process_group("gloo")
 stream = Stream(range(7), lambda number: range(100 * number, 101 * number + 10))
 loader = DataLoader(stream, 4, drop_last=True, num_workers=2, multiprocessing_context="fork")
-for batch in until_one_ends(loader, "cpu"):
+for batch in until_one_ends(loader, None):
     print(f"{{dist.get_rank()}}: {{batch.tolist()}}\\n", end="")
 dist.barrier()
 """

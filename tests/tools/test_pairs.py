@@ -325,7 +325,7 @@ MIXED_AND_ACCUMULATED = ("recipes/mixed_precision.py", "recipes/gradient_accumul
         (*MIXED_AND_ACCUMULATED, "recipes/own_disks.py"),
         ("elastic_ddp.py", *MIXED_AND_ACCUMULATED, "recipes/monitor.py"),
         ("elastic_ddp.py", *MIXED_AND_ACCUMULATED, "recipes/evaluate.py"),
-        ("elastic_ddp.py", *MIXED_AND_ACCUMULATED, "recipes/fsdp.py"),
+        (*MIXED_AND_ACCUMULATED, "recipes/fsdp.py"),
     ],
     ids=" + ".join,
 )
