@@ -17,6 +17,8 @@ if "TEST_GPUS" not in os.environ:
     names = [str(number) for number in range(torch.cuda.device_count())]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(names)).split(",")
     os.environ["TEST_GPUS"] = ",".join(visible[: len(names)])
+    if "PRETEND_GPUS" in os.environ:
+        os.environ["TEST_GPUS"] = ""  # none of them is real
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
@@ -108,6 +110,11 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
+def pytest_terminal_summary(terminalreporter):
+    if len(os.environ["TEST_GPUS"].split(",")) == 1 and os.environ["TEST_GPUS"]:
+        terminalreporter.write_line("with one GPU, the tests of GPUs ran one rank: none sent data")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -67,9 +67,10 @@ def commands(script, gpus):
     if script == "singlegpu.py":
         return [f"python {arguments}"]
     processes = min(gpus, 2) or 2
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")[:2]
     of_two = f"{arguments} --batch_size {GLOBAL_BATCH_SIZE // processes}"
     if script == "multigpu.py":
-        first_two = "CUDA_VISIBLE_DEVICES=0,1 " if gpus > 2 else ""
+        first_two = f"CUDA_VISIBLE_DEVICES={','.join(visible)} " if gpus > 2 else ""
         return [f"{first_two}python {of_two}"]
     if script == "multigpu_torchrun.py":
         return [f"torchrun --standalone --nproc_per_node={processes} {of_two}"]
@@ -85,7 +86,7 @@ def commands(script, gpus):
         return [f"{cpu}{launch}"] * 3
     if gpus >= 2:  # two processes cannot share a GPU, so each "node" gets one of its own
         launch = f"torchrun --nnodes=2 --nproc_per_node=1 {rendezvous} {of_two}"
-        return [f"CUDA_VISIBLE_DEVICES={gpu} {launch}" for gpu in range(2)]
+        return [f"CUDA_VISIBLE_DEVICES={gpu} {launch}" for gpu in visible]
     cpu = "CUDA_VISIBLE_DEVICES= " if gpus else ""
     of_four = f"{arguments} --batch_size {GLOBAL_BATCH_SIZE // 4}"
     return [f"{cpu}torchrun --nnodes=2 --nproc_per_node=2 {rendezvous} {of_four}"] * 2

@@ -101,7 +101,7 @@ def load_gpt(path):
 
 
 def load(path):
-    return torch.load(path, weights_only=True)
+    return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def equal_snapshots(one, other):
