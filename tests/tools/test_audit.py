@@ -43,7 +43,7 @@ def test_cause_is_told():
     """A rank cannot load; the other's collective, which fails because of that, is noted first."""
     errors = ["RuntimeError: Connection closed by peer", "ValueError: another model's"]
     events = [{"error": error, "rank": rank} for rank, error in enumerate(errors)]
-    runs = [SimpleNamespace(steps=[], events=events), SimpleNamespace(steps=[[]])]
+    runs = [SimpleNamespace(steps=[], events=events, home=Path()), SimpleNamespace(steps=[[]])]
     args = SimpleNamespace(resume="")
     facts = SimpleNamespace(whole_run=lambda: runs[1], rerun=lambda *_, **__: runs.pop(), args=args)
     (finding,) = resume(facts, {"place": ""}, 3)
@@ -75,6 +75,12 @@ def test_port(tmp_path, port):
 SAID = {
     "dropout": ["last.pth is renamed without fsync"],
     "ema": ["the optimizer's state is not saved", "begins from scratch"],
+    "parts_of_a_batch": ["writes over the last snapshot"],
+    "warm_up": [
+        "killed in step 10 and started again, it makes no step: it exits: model.pt",
+        "model.pt is renamed without fsync",
+        "the gradients of 8 samples are cleared",
+    ],
     "gan": ["the optimizer's state is not saved", "begins from scratch"],
     "rank_folders": ["is renamed without fsync"] * 4,
     "zero": ["zero.pt is renamed without fsync"],

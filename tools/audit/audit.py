@@ -170,7 +170,10 @@ class Audit:
             self.answer("ends", ends.end, facts)
         elif any(event["passes"] for event in run.events):
             self.answer("ends", ends.end, facts)
-            self.say(unseen("how it trains: it calls no step() of a torch optimizer"))
+            text = "it calls no step() of a torch optimizer"
+            if facts.events("closure"):
+                text = "a single step() computes all gradients, in its closure"
+            self.say(unseen(f"how it trains: {text}"))
         elif run.hangs.count("in line") > 1:
             self.answer("ends", ends.end, facts)
         elif not any(finding.kind == "wrong" for finding in self.findings):

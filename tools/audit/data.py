@@ -1,6 +1,6 @@
 """Asks of data: whose samples are whose, their order, their random numbers."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 from tools.audit.facts import look, ok, unseen, wrong
 from tools.audit.training import EVALUATING
@@ -26,13 +26,26 @@ def samples(facts):
         place = first[0] if first else facts.first
         yield wrong(place, f"all {facts.ranks} ranks train on the same samples", SAMPLER)
         return
+    if takes_parts(facts):
+        yield unseen("whether each sample comes to one rank: each takes its part of a batch itself")
+        return
+    draws = any(path.read_text() for path in facts.run.folder.glob("*.drawn"))
     for shares in facts.epochs:
         if "ended" in shares[0]:
-            yield from shares_of_epoch(shares)
+            yield from shares_of_epoch(shares, draws)
     yield from copies(first)
 
 
-def shares_of_epoch(shares):
+def takes_parts(facts):
+    """Whether each rank's model gets only a part of what its loaders yield."""
+    for steps, loaders in zip(facts.run.steps, facts.loaders, strict=True):
+        loaded = sum(len(iterator["hashed"]) for iterator in loaders if "trains" in iterator)
+        if not 0 < sum(len(step["samples"]) for step in steps) <= 0.75 * loaded:
+            return False
+    return True
+
+
+def shares_of_epoch(shares, draws):
     """Looks whether the ranks' shares of an epoch overlap, and whether samples are missing."""
     first = shares[0]
     hashed = [set(share["hashed"]) for share in shares]
@@ -57,8 +70,18 @@ def shares_of_epoch(shares):
         yield look(first, f"in an epoch, {several} samples are on more than one rank", SAMPLER)
     elif missing > 0 and first["shuffle"] is not None:
         yield look(first, f"{missing} samples are missing from an epoch: drop_last?")
+    elif len(indices[0]) > 1 and indices.count(indices[0]) == len(shares) and same_data(shares):
+        text = f"each rank trains on all {len(indices[0])} samples, which are made anew each time"
+        yield look(first, text, SAMPLER)
+    elif draws and not disjoint:
+        yield unseen("whether each sample comes to one rank: random numbers make them")
     else:
         yield ok("in an epoch, each sample comes to one rank")
+
+
+def same_data(shares):
+    inputs = {share["inputs"] for share in shares}
+    return len(inputs) == 1 and "" not in inputs
 
 
 def copies(shares):
@@ -77,10 +100,14 @@ def copies(shares):
 
 def order(facts):
     """Whether the order of the samples differs from epoch to epoch."""
-    if len(facts.epochs) < 2:
+    by_loader = defaultdict(list)
+    for shares in facts.epochs:
+        by_loader[shares[0]["place"], shares[0]["size"]].append(shares[0])
+    epochs = max(by_loader.values(), key=len, default=[])
+    if len(epochs) < 2:
         yield unseen("whether the order of the samples differs: it has one epoch, or no DataLoader")
         return
-    first, second = (shares[0] for shares in facts.epochs[:2])
+    first, second = epochs[:2]
     length = min(len(first["indices"]), len(second["indices"]))
     if length < 4 or None in first["indices"]:
         yield unseen("whether the order of the samples differs: they have no indices")

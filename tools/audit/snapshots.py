@@ -1,6 +1,7 @@
 """Asks of snapshots: who writes them, how, and what a kill costs."""
 
 import contextlib
+import os
 import pickletools
 import re
 from collections import Counter
@@ -34,6 +35,13 @@ def saves_of(facts):
     return [event for event in facts.events("saved") if event["saved"]]
 
 
+def loads_of(run):
+    """Returns what a run has loaded, but for files outside of its folder, such as data."""
+    home = str(run.home.resolve())
+    loads = [event for event in run.events if "loaded_to" in event]
+    return [load for load in loads if os.path.realpath(load.get("loaded") or home).startswith(home)]
+
+
 def files(facts):
     """Whether what it saves is whole, complete, and can be loaded."""
     by_process = [[e for e in events if e.get("saved")] for events in facts.run.processes]
@@ -42,7 +50,8 @@ def files(facts):
     yield from writing(facts, saves, writers)
     for events in by_process:
         for path in writers:
-            yield from overwriting([e for e in events if e["saved"] == path], Path(path))
+            own = {Path(event["saved"]) for event in events}
+            yield from overwriting([e for e in events if e["saved"] == path], Path(path), own)
     yield from contents(facts, saves)
     total = len(facts.run.steps[0])
     if saves and not facts.run.limited and saves[-1]["at"] < total:
@@ -72,10 +81,12 @@ def writing(facts, saves, writers):
             yield look(rename, f"several ranks write {name}: one is enough", ONE_RANK)
 
 
-def overwriting(saves, path):
+def overwriting(saves, path, own):
+    """Looks whether a file is written over, and no other that the process saves is as large."""
     over = any(b["inode"] and a["inode"] in (None, b["inode"]) for a, b in pairwise(saves))
     if over and path.exists():
-        others = [other for other in path.parent.iterdir() if other.is_dir() or is_saved(other)]
+        others = {other.resolve() for other in {*path.parent.iterdir(), *own}}
+        others = [other for other in others if other.is_dir() or is_saved(other)]
         beside = [size_of(other) for other in others]
         say = look if len([n for n in beside if n > size_of(path) / 2]) > 1 else wrong
         text = "writes over the last snapshot: killed meanwhile, it leaves none"
@@ -144,8 +155,7 @@ def kill(facts):
         at = (save["at"] + [*times, total][1] + 1) // 2
         yield from resume(facts, save, at)
         yield from stop(facts, at)
-    loads = any("loaded_to" in event for run in facts.runs for event in run.events)
-    if save and not loads:
+    if save and not any(map(loads_of, facts.runs)):
         yield from missing_state(facts, save)
 
 
@@ -161,8 +171,7 @@ def resume(facts, save, at):
         errors.sort(key=lambda failure: failure.of_peer)
         said = errors[0].text if errors else one_line(" ".join(again.lines()[-3:]))
         place = (errors and errors[0].event) or save
-        loads = any("loaded_to" in event for event in again.events)
-        say = wrong if loads else look
+        say = wrong if loads_of(again) else look
         yield say(place, f"{started} makes no step: {said}", "singlegpu.md")
     else:
         yield from compare(facts, whole.steps[0], again, save, started)
@@ -172,7 +181,9 @@ def stop(facts, at):
     """Looks at what it does at SIGTERM."""
     total = len(facts.whole_run().steps[0])
     stopped = facts.rerun("stopped", AUDIT_SIGNAL=f"{at} 15")
-    saved = [e["at"] for e in stopped.events if "saved" in e and e["at"] >= at]
+    planned = {(e["at"], e["saved"]) for e in facts.whole_run().events if "saved" in e}
+    saves = [e for e in stopped.events if "saved" in e and e["at"] >= at]
+    saved = [e["at"] for e in saves if (e["at"], e["saved"]) not in planned]
     page = "preemptible.md"
     if stopped.hangs:
         yield wrong(None, f"after SIGTERM: {one_line(stopped.hangs)}", page)
@@ -195,7 +206,7 @@ def stop(facts, at):
 def compare(facts, whole, again, save, started):
     """Compares the steps after a kill with those of a run without one."""
     steps = again.steps[0]
-    load = next((event for event in again.events if "loaded_to" in event), save)
+    load = next(iter(loads_of(again)), save)
     numbers = [n for n, s in enumerate(whole) if s["digest"] == steps[0]["digest"]]
     if steps[0]["foreign"] and not whole[0]["foreign"]:
         text = "its optimizer holds none of the model's weights: were they replaced later?"
@@ -209,18 +220,22 @@ def compare(facts, whole, again, save, started):
         if facts.on_gpus and load.get("loaded_to") == "None":
             text = "torch.load without map_location: each rank loads onto the GPU that saved"
             yield look(load, text, LOADING)
-        yield from compare_steps(whole, steps, numbers[0], load, started)
+        yield from compare_steps(facts, whole, again, numbers[0], load, started)
 
 
-def compare_steps(whole, steps, number, load, started):
+def compare_steps(facts, whole, again, number, load, started):
     """Compares the steps of a resumed run with those after step `number` of another."""
+    steps = again.steps[0]
     pairs = list(zip(steps, whole[number:], strict=False))
     repeated = [n for n, s in enumerate(whole) if s["samples"] == steps[0]["samples"] != []]
     lacks = steps[0]["stateful"] < pairs[0][1]["stateful"]
     if lacks:
         text = "the snapshot lacks the optimizer's state, or it is not loaded"
         yield wrong(load, f"{started} has no momentum or the like: {text}", LOADING)
-    if all(same(a, b) for a, b in pairs):
+    rest, is_whole = len(whole) - number, not (again.limited or facts.whole_run().limited)
+    if all(same(a, b) for a, b in pairs) and is_whole and len(steps) != rest:
+        yield look(load, f"{started} makes {len(steps)} steps, but {rest} were left", LOADING)
+    elif all(same(a, b) for a, b in pairs):
         yield ok(f"{started} resumes after step {number}, and trains as without a kill")
     elif any(a["samples"] != b["samples"] for a, b in pairs):
         text = f"{started} takes different samples than without a kill"

@@ -8,6 +8,7 @@ import signal
 import textwrap
 import time
 from json import loads
+from pathlib import Path
 
 from tools.launch.jobs import TimeLimit
 from tools.steps import ROOT
@@ -99,6 +100,7 @@ class Run:
     def wait(self, jobs):
         """Returns the jobs' exit statuses; of a run that hangs, none, and `hangs` says where."""
         silence, whole = TimeLimit(self.silence_s), TimeLimit(self.seconds)
+        used = 0.0
         while None in (statuses := [job.status() for job in jobs]):
             written = [*self.folder.glob("*.jsonl"), *(job.log for job in jobs)]
             if whole.passed():
@@ -106,6 +108,10 @@ class Run:
                 self.hangs = f"It has not ended after {whole.limit:.0f} seconds: train with less."
                 return []
             if silence.passed(written):
+                before, used = used, self.cpu_seconds()
+                if used - before > self.silence_s / 3:  # it computes: who hangs only waits
+                    silence.start = time.monotonic()
+                    continue
                 seconds, import_s = silence.seconds_passed(), silence.import_s
                 self.hangs = f"It hangs: for {seconds:.0f} seconds, nothing has happened."
                 if silence.limit > self.silence_s:
@@ -114,6 +120,15 @@ class Run:
                 return []
             time.sleep(0.05)
         return statuses
+
+    def cpu_seconds(self):
+        """Returns how long the processes have computed, as Linux counts it; elsewhere 0."""
+        ticks = 0
+        for path in self.folder.glob("*.stack"):
+            with contextlib.suppress(OSError):  # it has ended
+                fields = Path(f"/proc/{path.stem}/stat").read_text().rpartition(")")[2].split()
+                ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
 
     def places(self):
         """Says at which line of the script each rank waits."""

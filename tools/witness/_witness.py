@@ -20,7 +20,10 @@ import torch
 import torch.distributed as dist
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils import signal_handling
@@ -30,6 +33,7 @@ STANDARD_LIBRARY = os.path.dirname(os.__file__)
 TORCH = os.path.dirname(torch.__file__)
 samples = []  # of this process that a backward pass has used since its last step
 steps = 0
+in_closure = False  # while an optimizer's step computes the gradients itself
 passes = 0  # how many backward passes have begun
 roots = []  # the modules that the training loop calls, such as DDP's
 inner = set()  # what they call
@@ -203,12 +207,21 @@ def note_step(optimizer, args, options):
     for detail in details:
         more |= dict(held("steps", detail)(optimizer, parameters) or ())
     if not samples and not more.get("has_gradient"):
+        if args[1:] or options.get("closure"):
+            global in_closure
+            in_closure = True  # the step itself computes gradients, perhaps several times
+            return write(closure=True)
         write(no_gradient=True, place=place())
         return  # torch.distributed.checkpoint takes a step to make the optimizer's state
     try:
         write_step(parameters, more)
     finally:
         end_step()
+
+
+def note_step_end(optimizer, args, options):
+    global in_closure
+    in_closure = False
 
 
 def write_step(parameters, more):
@@ -238,9 +251,15 @@ def end_step():
     steps += 1
 
 
+def path_of(file):
+    """Returns the path of a file, or of an open one; "" if it has no name."""
+    path = file if isinstance(file, str | os.PathLike) else getattr(file, "name", "")
+    return os.path.abspath(path) if path and isinstance(path, str | os.PathLike) else ""
+
+
 def note_save(path, **more):
     """Notes where something is saved: "" is what has no name."""
-    path = os.path.abspath(path) if isinstance(path, str | os.PathLike) else ""
+    path = path_of(path)
     inode = os.stat(path).st_ino if os.path.exists(path) else None  # of what is written over
     write(saved=path, inode=inode, place=place(), **more)
 
@@ -255,7 +274,7 @@ def note_torch_save(obj, f, *args, **options):
 
 
 def note_load(f, map_location=None, *args, **options):
-    write(loaded_to=str(map_location), place=place())
+    write(loaded_to=str(map_location), loaded=path_of(f), place=place())
 
 
 def note_joining(backend=None, *args, device_id=None, **options):
@@ -290,3 +309,4 @@ def install():
     returned = held("steps", note_return)
     register_module_forward_hook(returned, with_kwargs=True, always_call=True)
     register_optimizer_step_pre_hook(held("steps", note_step))
+    register_optimizer_step_post_hook(held("steps", note_step_end))

@@ -72,8 +72,13 @@ def follow(result, optimizer, group):
 
 
 def note_wrapper(ddp, module, *args, **options):
+    mesh, group = options.get("device_mesh"), options.get("process_group")
+    if (mesh.size() if mesh else dist.get_world_size(group)) < dist.get_world_size():
+        return  # other ranks have other parts of the model
     searches = options.get("find_unused_parameters", False)
-    wrapped.update((id(parameter), searches) for parameter in module.parameters())
+    ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
+    named = module.named_parameters()
+    wrapped.update((id(parameter), searches) for name, parameter in named if name not in ignored)
 
 
 def drops(modules):
@@ -132,7 +137,7 @@ def note_cleared(owner, *args, **options):
     An optimizer of one's own may use them in other methods.
     """
     is_torchs = all(type(o).__module__.startswith("torch.") for o in optimizers)
-    if len(optimizers) == 1 and is_torchs and witness.samples:
+    if len(optimizers) == 1 and is_torchs and witness.samples and not witness.in_closure:
         write(thrown=len(witness.samples), place=place())
         forget()
 
