@@ -37,6 +37,7 @@ def test_fault(tmp_path, edit):
     found = audit(tmp_path, tmp_path / "faulty.py")
     places = {f.place for f in found if sentence in f.text and f.kind in ("wrong", "look")}
     assert places == {f"{tmp_path}/faulty.py:{number}"}, found
+    assert not [f for f in found if "please report" in f.text]
 
 
 def test_cause_is_told():

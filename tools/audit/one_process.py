@@ -1,5 +1,7 @@
 """Asks whether a gradient of all ranks is that of one process with all samples."""
 
+import math
+
 from tools.audit.facts import look, ok, unseen
 from tools.audit.gradients import close, factor_between, known_products
 from tools.audit.training import LOSSES
@@ -33,9 +35,10 @@ def step_to_compare(steps):
     The ranks' shares are uneven in it, if they are in one; its gradient is more than rounding.
     """
     largest = [max(step["largest"] for step in ranks) for ranks in steps]
-    clear = [n for n, size in enumerate(largest) if size >= 0.01 * max(largest)]
+    finite = [size for size in largest if math.isfinite(size)]
+    clear = [n for n, size in enumerate(largest) if finite and size >= 0.01 * max(finite)]
     uneven = [n for n in clear if len({len(step["samples"]) for step in steps[n]}) > 1]
-    return (uneven or clear)[-1]
+    return (uneven or clear or [0])[-1]
 
 
 def why_not(facts, ranks):
@@ -44,6 +47,8 @@ def why_not(facts, ranks):
         return "it was run only once"
     if any("parameter" in kind for kind, *_ in facts.run.differences()):
         return "its parameters are in a different order there"
+    if not all(math.isfinite(step["largest"]) for step in ranks):
+        return "it is not finite"
     if not facts.events("iterator"):
         return "it has no DataLoader"
     if any(step["sharded"] for step in ranks) or len({len(s["own"]) for s in ranks}) > 1:
