@@ -28,7 +28,7 @@ JOB_STEPS = [
     Step("slurm/multigpu.sbatch", "slurm/multigpu_torchrun.sbatch", 9),
     Step("slurm/multigpu_torchrun.sbatch", "slurm/multinode.sbatch", 18),
     Step("slurm/multinode.sbatch", "slurm/multinode_srun.sbatch", 18),
-    Step("slurm/multinode.sbatch", "slurm/preemptible.sbatch", 18),
+    Step("slurm/multinode.sbatch", "slurm/preemptible.sbatch", 19),
     Step("slurm/preemptible.sbatch", "slurm/elastic_ddp.sbatch", 24),
 ]
 RECIPES = [
@@ -92,7 +92,7 @@ PORTS = [  # of scripts that are not ours: the whole series in one step
     Step("ports/text_single.py", "ports/text.py", 125),
     Step("ports/gan_single.py", "ports/gan.py", 134),
     Step("ports/recurrent_single.py", "ports/recurrent.py", 125),
-    Step("ports/vae_single.py", "ports/vae.py", 156),
+    Step("ports/vae_single.py", "ports/vae.py", 157),
 ]
 STAGES = [STEPS[0].base, *(step.file for step in STEPS)]
 ALL = STEPS + JOB_STEPS + RECIPES + LATER_RECIPES + BY_HAND + GPT
