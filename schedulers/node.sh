@@ -1,5 +1,6 @@
 #!/bin/bash -l
-# Starts torchrun on one node; the job files of this folder run it on each of theirs:
+# Starts torchrun on one node, in a login shell, which knows the command module; the job files of
+# this folder run it on each of theirs:
 #   schedulers/node.sh TIME NODES HEAD_NODE JOB SCRIPT [ARGUMENTS]
 # After TIME, such as 55m (0: never), torchrun gets SIGTERM, so that preemptible.py saves and stops.
 # The exit status is 0 only if the training is complete.

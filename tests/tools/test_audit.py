@@ -77,6 +77,11 @@ SAID = {
     "dropout": ["last.pth is renamed without fsync"],
     "ema": ["the optimizer's state is not saved", "begins from scratch"],
     "parts_of_a_batch": ["writes over the last snapshot"],
+    "stages_of_a_model": [
+        "before the first step, the ranks have different weights: right only if",
+        "killed in step 3 and started again, it begins from scratch",
+        "writes over the last snapshot",
+    ],
     "warm_up": [
         "killed in step 10 and started again, it makes no step: it exits: model.pt",
         "model.pt is renamed without fsync",
@@ -93,6 +98,8 @@ STYLES = [path.stem for path in sorted((SCRIPTS / "right").glob("*.py"), reverse
 def test_right_script_in_another_style(tmp_path, name):
     found = audit(tmp_path, SCRIPTS / "right" / f"{name}.py")
     assert not [f for f in found if f.kind == "wrong" or "please report" in f.text]
+    stops = any(f.kind == "ok" and f.text.startswith("SIGTERM") for f in found)
+    assert not stops or "signal" in (SCRIPTS / "right" / f"{name}.py").read_text()
     said = [f.text for f in found if f.kind == "look" and not f.text.startswith("at SIGTERM")]
     expected = SAID.get(name, [])
     assert len(said) == len(expected), said

@@ -251,6 +251,12 @@ def end_step():
     steps += 1
 
 
+def of_all_ranks(device_mesh=None, process_group=None, **options):
+    """Whether DDP gets all ranks, and no group of them."""
+    size = device_mesh.size() if device_mesh else dist.get_world_size(process_group)
+    return size == dist.get_world_size()
+
+
 def path_of(file):
     """Returns the path of a file, or of an open one; "" if it has no name."""
     path = file if isinstance(file, str | os.PathLike) else getattr(file, "name", "")

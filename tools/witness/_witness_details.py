@@ -72,8 +72,7 @@ def follow(result, optimizer, group):
 
 
 def note_wrapper(ddp, module, *args, **options):
-    mesh, group = options.get("device_mesh"), options.get("process_group")
-    if (mesh.size() if mesh else dist.get_world_size(group)) < dist.get_world_size():
+    if not witness.of_all_ranks(**options):
         return  # other ranks have other parts of the model
     searches = options.get("find_unused_parameters", False)
     ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())

@@ -38,7 +38,7 @@ def note_model(model, ddp=False):
 
 
 def note_wrapped(ddp, module, *args, **options):
-    note_model(module, ddp=True)
+    note_model(module, ddp=witness.of_all_ranks(**options))
 
 
 def note_group(optimizer, group):
