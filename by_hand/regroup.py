@@ -13,7 +13,6 @@ To train your own model, replace ToyModel, ToyDataset and the lines of main that
 
 import argparse
 import io
-import math
 import os
 import select
 import signal
@@ -60,22 +59,11 @@ class ToyDataset(Dataset):
         return self.inputs[index], self.targets[index]
 
 
-class GlobalBatchSampler(DistributedSampler):
+class ResumableSampler(DistributedSampler):
     """Yields this rank's shard of each global batch of an epoch, from sample `samples_run` on."""
-
-    def __init__(self, dataset, global_batch_size, seed):
-        super().__init__(dataset, num_replicas=1, rank=0, seed=seed)  # until set_position
-        self.global_batch_size = global_batch_size
-        self.batch_size = math.ceil(global_batch_size / self.num_replicas)  # on each rank
 
     def __len__(self):
         return len(range(0, len(self.dataset), self.global_batch_size))
-
-    def set_position(self, epoch, samples_run):
-        self.rank = dist.get_rank()
-        self.num_replicas = dist.get_world_size()
-        self.epoch = epoch
-        self.samples_run = samples_run
 
     def __iter__(self):
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
@@ -90,7 +78,7 @@ class Group:
     """The process group, which the coordinator forms anew when a process leaves or joins."""
 
     def __init__(self, device, args):
-        self.options = {"backend": "gloo", "timeout": timedelta(minutes=args.timeout)}
+        self.options = {"backend": "gloo", "timeout": timedelta(seconds=args.timeout)}
         if device.type == "cuda":
             self.options |= {"backend": "nccl", "device_id": device}
         try:
@@ -122,7 +110,7 @@ class Group:
 
 
 def start_own_session(worker_id):
-    """Shields a data worker from signals, which torchrun sends to the rank's process group."""
+    """Shields a data worker from Ctrl-C, which signals the process group."""
     os.setsid()
 
 
@@ -143,18 +131,15 @@ class Trainer:
         self.optimizer = optimizer
         self.device = device
         self.args = args
-        self.data_key = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # sample order
+        self.sampler = train_loader.batch_sampler
+        self.data_key = f"seed {self.sampler.seed}, {len(train_loader.dataset)} samples"
         self.epochs_run = 0
         self.samples_run = 0
         self.steps = 0
         self.stop_requested = False
-        self.check_every = 1  # in steps
         self.next_check = 1  # step number
-        self.checked_at = time.monotonic()
-        self.rng = torch.default_generator  # dropout draws from it
-        if device.type == "cuda":
-            self.rng = torch.cuda.default_generators[device.index]
-        self.total_loss = torch.zeros((), device=device)  # sum over the epoch's samples so far
+        self.started_at = time.monotonic()
+        self.totals = torch.zeros(2, device=device)  # loss and number of the epoch's samples so far
         self._load_snapshot(args.snapshot_path)
         self.group = Group(device, args)  # from here on, the others wait for this process
 
@@ -164,27 +149,25 @@ class Trainer:
     def _any_rank_stops(self):
         """Returns whether a signal has reached any of the ranks; raises if a process joins."""
         request = 2 if self.group.process_joins() else int(self.stop_requested)
-        step_s = (time.monotonic() - self.checked_at) / self.check_every
-        values = torch.tensor([float(request), step_s], device=self.device)
+        seconds = time.monotonic() - self.started_at
+        values = torch.tensor([float(request), seconds], device=self.device)
         dist.all_reduce(values, dist.ReduceOp.MAX)
-        stop, step_s = values.tolist()  # waits for the GPU: too slow for every step
+        stop, seconds = values.tolist()  # waits for the GPU: too slow for every step
         if stop == 2:
             raise RuntimeError("a process joins")  # a signal is found again afterwards
-        self.check_every = int(1 / min(max(step_s, 0.01), 1))  # about once a second
-        self.next_check += self.check_every
-        self.checked_at = time.monotonic()
+        self.next_check += min(100, max(1, int(self.steps / seconds)))  # steps in about a second
         return stop > 0
 
     def _regroup(self):
         """Forms a group of all processes, with the state of the one that has trained furthest."""
         self.ddp_model = None  # it uses the old group
         self.group.form()
-        self.total_loss *= self.world_size / dist.get_world_size()  # estimates the share of others
+        self.totals *= self.world_size / dist.get_world_size()  # estimates the share of others
         self.world_size = dist.get_world_size()
         starts = [None] * dist.get_world_size()
         dist.all_gather_object(starts, (self.epochs_run, self.samples_run, self.data_key))
         if len({data_key for *_, data_key in starts}) > 1:
-            sys.exit(f"ranks start at {starts}: share or copy the snapshot and data, use one seed")
+            sys.exit(f"ranks start at {starts}: use the same data and one seed")
         if len(set(starts)) > 1:
             src = starts.index(max(starts))
             if dist.get_rank() == src:
@@ -194,40 +177,47 @@ class Trainer:
             self._load_snapshot(io.BytesIO(data[0]))
         self.rank = dist.get_rank()
         self.is_main = self.rank == 0  # this process logs and saves
-        step = self.samples_run // self.args.global_batch_size
-        self.steps = self.epochs_run * len(self.train_loader) + step  # the same on all ranks
-        self.next_check = self.steps + 1
+        self.sampler.rank = self.rank
+        self.sampler.num_replicas = self.world_size
+        self.steps = 0  # the same on all ranks
+        self.next_check = 1
+        self.started_at = time.monotonic()
         self.ddp_model = nn.parallel.DistributedDataParallel(self.model)
         self._log(f"group {self.group.number}: {dist.get_world_size()} processes")
 
     def _run_batch(self, inputs, targets):
         left = len(self.train_loader.dataset) - self.samples_run
         global_size = min(self.args.global_batch_size, left)
-        local_size = len(range(dist.get_rank(), global_size, dist.get_world_size()))  # may be 0
+        shard = range(dist.get_rank(), global_size, dist.get_world_size())  # may be empty
+        size = min(len(inputs), len(shard))
         self.optimizer.zero_grad()
         loss = self.loss_fn(self.ddp_model(inputs), targets)
-        loss = loss * local_size / global_size * dist.get_world_size()  # DDP averages over ranks
-        loss.backward()
+        (loss * size / global_size * dist.get_world_size()).backward()  # DDP averages over ranks
         self.optimizer.step()
-        self.total_loss += loss.detach() * global_size / dist.get_world_size()
-        self.samples_run += global_size
+        self.totals[0] += loss.detach() * size
+        self.totals[1] += size
 
     def _run_epoch(self, epoch):
-        """Trains the rest of an epoch and sets `self.loss` to its mean loss per sample."""
+        """Trains an epoch to its end and sets `self.loss` to its mean loss per sample."""
         # A resumed run must have the same sample order and dropout as an uninterrupted one.
-        self.train_loader.batch_sampler.set_position(epoch, self.samples_run)
+        self.sampler.set_epoch(epoch)
+        self.sampler.samples_run = self.samples_run
         torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
         for inputs, targets in self.train_loader:
             samples_seen = epoch * len(self.train_loader.dataset) + self.samples_run
-            self.rng.manual_seed(self.args.seed + samples_seen + dist.get_rank())
+            for generator in (torch.default_generator, *torch.cuda.default_generators):
+                generator.manual_seed(self.args.seed + samples_seen + dist.get_rank())
             inputs = inputs.to(self.device, non_blocking=True)
             targets = targets.to(self.device, non_blocking=True)
             self._run_batch(inputs, targets)
+            drawn = self.samples_run + self.args.global_batch_size
+            self.samples_run = min(drawn, len(self.train_loader.dataset))
             self.steps += 1
             stop = self.steps == self.next_check and self._any_rank_stops()
             if stop or self.steps % self.args.save_every_steps == 0:
                 self.loss = self._mean_loss()
                 self._save_snapshot()
+                self.totals /= dist.get_world_size()  # each rank goes on with its share of the sums
             if stop:
                 dist.barrier()  # no rank ends before the snapshot is complete
                 dist.destroy_process_group()
@@ -235,9 +225,8 @@ class Trainer:
         self.loss = self._mean_loss()
 
     def _mean_loss(self):
-        total_loss = self.total_loss.clone()
-        dist.all_reduce(total_loss)  # the sum over all ranks
-        return total_loss.item() / self.samples_run
+        dist.all_reduce(self.totals)  # the sums over all ranks
+        return self.totals[0].item() / self.totals[1].item()
 
     def save_after_failure(self):
         """Saves this rank's state unless a snapshot already holds it; other ranks may be gone."""
@@ -245,8 +234,9 @@ class Trainer:
         if os.path.exists(self.args.snapshot_path):
             snapshot = torch.load(self.args.snapshot_path, "cpu", mmap=True, weights_only=True)
             saved = (snapshot["epochs_run"], snapshot.get("samples_run", 0))
-        if self.samples_run > 0:  # estimated from this rank's share; the next epoch's is exact
-            self.loss = self.total_loss.item() * self.world_size / self.samples_run
+        self.totals *= self.world_size  # estimates the sums over all ranks from this one's
+        if self.samples_run > 0:
+            self.loss = self.totals[0].item() / self.totals[1].item()
         if saved < (self.epochs_run, self.samples_run):
             self.is_main = True  # rank 0 may be gone
             self._save_snapshot()
@@ -264,6 +254,7 @@ class Trainer:
             "samples_run": self.samples_run,
             "data_key": self.data_key,
             "loss": self.loss,
+            "totals": self.totals,
         }
         path = self.args.snapshot_path
         tmp_path = f"{path}.{self.rank}.tmp"  # each process has its own
@@ -275,7 +266,7 @@ class Trainer:
             torch.load(tmp_path, map_location="meta", weights_only=True)  # checks that it loads
             os.replace(tmp_path, path)  # atomic: `path` is always a complete snapshot
         except Exception as error:
-            sys.exit(f"cannot save {path}: disk full, second run, or not plain numbers? {error!r}")
+            sys.exit(f"cannot save {path}: full disk, another run, or not plain numbers? {error!r}")
         trained = f"epoch {self.epochs_run} + {self.samples_run} samples"
         self._log(f"{trained} | loss {self.loss:.4g} | saved {path}")
 
@@ -288,8 +279,8 @@ class Trainer:
             self.samples_run = snapshot.get("samples_run", 0)
             if self.samples_run > 0 and snapshot["data_key"] != self.data_key:
                 raise ValueError(f"its epoch has {snapshot['data_key']}, not {self.data_key}")
-            self.loss = snapshot.get("loss", 0.0)
-            self.total_loss.fill_(self.loss * self.samples_run / self.world_size)
+            old = torch.tensor([snapshot.get("loss", 0.0), 1.0]) * self.samples_run  # version 1.1
+            self.totals.copy_(snapshot.get("totals", old) / self.world_size)
         except FileNotFoundError:
             return  # there is no snapshot yet
         except Exception as error:
@@ -325,36 +316,37 @@ class Trainer:
         if self.epochs_run >= total:
             self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
         epochs = range(self.epochs_run, total)
-        # With disable=None, tqdm shows the bar on a terminal only.
         progress = tqdm(epochs, unit="epoch", disable=None if self.is_main else True)
         for epoch in progress:
             self._run_epoch(epoch)
             progress.set_postfix(loss=f"{self.loss:.4g}")
             self.epochs_run = epoch + 1
             self.samples_run = 0
-            self.total_loss.zero_()
+            self.totals.zero_()
             if self.epochs_run % self.args.save_every == 0 or self.epochs_run == total:
                 self._save_snapshot()
 
 
+def positive_int(text):
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError("must be 1 or more")
+    return int(text)
+
+
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("total_epochs", nargs="?", type=int, default=50)
-    parser.add_argument("save_every", nargs="?", type=int, default=10, help="epochs per snapshot")
+    parser.add_argument("total_epochs", nargs="?", type=positive_int, default=50)
+    parser.add_argument("save_every", nargs="?", type=positive_int, default=10, help="in epochs")
     parser.add_argument("--coordinator", required=True, metavar="HOST:PORT")
-    parser.add_argument("--save_every_steps", type=int, default=100, help="steps per snapshot")
-    parser.add_argument("--global_batch_size", type=int, default=64, help="samples on all devices")
-    parser.add_argument("--timeout", type=float, default=1, help="minutes a collective may take")
+    parser.add_argument("--save_every_steps", type=positive_int, default=100, help="in steps")
+    parser.add_argument("--global_batch_size", type=positive_int, default=64, help="per step")
+    parser.add_argument("--timeout", type=positive_int, default=60, help="seconds per collective")
     parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
     parser.add_argument("--snapshot_path", default="snapshot.pt")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    if min(args.total_epochs, args.save_every, args.global_batch_size) < 1 or args.num_workers < 0:
-        parser.error("epochs and batch size must be 1 or more, --num_workers 0 or more")
-    if args.save_every_steps < 1:
-        parser.error("--save_every_steps must be 1 or more")
-    if not 0 < args.timeout < 1e6:
-        parser.error("--timeout must be more than 0 and less than 1e6 minutes")
+    if args.num_workers < 0:
+        parser.error("--num_workers must be 0 or more")
     if not args.snapshot_path or not os.access(os.path.dirname(args.snapshot_path) or ".", os.W_OK):
         parser.error(f"cannot write {args.snapshot_path}: create its folder, or set another path")
     return args
@@ -376,7 +368,8 @@ def main(args):
     model = ToyModel().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     loss_fn = nn.MSELoss()
-    sampler = GlobalBatchSampler(dataset, args.global_batch_size, args.seed)
+    sampler = ResumableSampler(dataset, num_replicas=1, rank=0, seed=args.seed)  # until _regroup
+    sampler.global_batch_size = args.global_batch_size
     train_loader = DataLoader(
         dataset,
         batch_sampler=sampler,

@@ -122,20 +122,11 @@ def next_byte_loss(logits, targets):
 class ResumableSampler(DistributedSampler):
     """Yields this rank's shard of the samples of an epoch, from sample `samples_run` on."""
 
-    def set_position(self, epoch, samples_run):
-        self.epoch = epoch
-        self.samples_run = samples_run
-
     def __iter__(self):
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
         order = torch.randperm(len(self.dataset), generator=generator)
         for start in range(self.samples_run, len(order), self.num_replicas):
             yield order[(start + self.rank) % len(order)].item()  # pads with the first samples
-
-
-def start_own_session(worker_id):
-    """Shields a data worker from signals, which torchrun sends to the rank's process group."""
-    os.setsid()
 
 
 class Trainer:
@@ -153,9 +144,10 @@ class Trainer:
         self.optimizer = optimizer
         self.device = device
         self.args = args
+        self.sampler = train_loader.sampler
         self.is_main = dist.get_rank() == 0  # logs and saves for all ranks
         self.shape = model.shape
-        self.data_key = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # sample order
+        self.data_key = f"seed {self.sampler.seed}, {len(train_loader.dataset)} samples"
         files = [(str(path), path.stat().st_size) for path in args.text]
         data = [torch.from_file(name, size=size, dtype=torch.uint8) for name, size in files]
         ends = [(len(file), file[:1024].tolist(), file[-1024:].tolist()) for file in data]
@@ -164,13 +156,9 @@ class Trainer:
         self.samples_run = 0
         self.steps = 0
         self.stop_requested = False
-        self.check_every = 1  # in steps
         self.next_check = 1  # step number
-        self.checked_at = time.monotonic()
-        self.rng = torch.default_generator  # dropout draws from it
-        if device.type == "cuda":
-            self.rng = torch.cuda.default_generators[device.index]
-        self.total_loss = torch.zeros((), device=device)  # sum over the epoch's samples so far
+        self.started_at = time.monotonic()
+        self.totals = torch.zeros(2, device=device)  # loss and number of the epoch's samples so far
         self._load_snapshot(args.snapshot_path)
         self._agree_on_start()
         self.model = nn.parallel.DistributedDataParallel(model)  # averages gradients
@@ -180,13 +168,11 @@ class Trainer:
 
     def _any_rank_stops(self):
         """Returns whether a signal has reached any rank. A collective, run about once a second."""
-        step_s = (time.monotonic() - self.checked_at) / self.check_every
-        values = torch.tensor([float(self.stop_requested), step_s], device=self.device)
+        seconds = time.monotonic() - self.started_at
+        values = torch.tensor([float(self.stop_requested), seconds], device=self.device)
         dist.all_reduce(values, dist.ReduceOp.MAX)
-        stop, step_s = values.tolist()  # waits for the GPU: too slow for every step
-        self.check_every = int(1 / min(max(step_s, 0.01), 1))  # about once a second
-        self.next_check += self.check_every
-        self.checked_at = time.monotonic()
+        stop, seconds = values.tolist()  # waits for the GPU: too slow for every step
+        self.next_check += min(100, max(1, int(self.steps / seconds)))  # steps in about a second
         return stop > 0
 
     def _agree_on_start(self):
@@ -194,34 +180,39 @@ class Trainer:
         starts = [None] * dist.get_world_size()
         dist.all_gather_object(starts, (self.epochs_run, self.samples_run, self.data_key))
         if len(set(starts)) > 1:
-            sys.exit(f"ranks start at {starts}: share or copy the snapshot and data, use one seed")
+            dist.barrier()  # all ranks leave together
+            sys.exit(f"ranks start at {starts}: share the disk (or see own_disks.py), use one seed")
 
     def _run_batch(self, inputs, targets):
-        left = len(self.train_loader.dataset) - self.samples_run
-        global_size = min(self.train_loader.batch_size * dist.get_world_size(), left)
+        size = len(inputs)
         self.optimizer.zero_grad()
         loss = self.loss_fn(self.model(inputs), targets)
         loss.backward()
         self.optimizer.step()
-        self.total_loss += loss.detach() * global_size / dist.get_world_size()
-        self.samples_run += global_size
+        self.totals[0] += loss.detach() * size
+        self.totals[1] += size
 
     def _run_epoch(self, epoch):
-        """Trains the rest of an epoch and sets `self.loss` to its mean loss per sample."""
+        """Trains an epoch to its end and sets `self.loss` to its mean loss per sample."""
         # A resumed run must have the same sample order and dropout as an uninterrupted one.
-        self.train_loader.sampler.set_position(epoch, self.samples_run)
+        self.sampler.set_epoch(epoch)
+        self.sampler.samples_run = self.samples_run
         torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
         for inputs, targets in self.train_loader:
             samples_seen = epoch * len(self.train_loader.dataset) + self.samples_run
-            self.rng.manual_seed(self.args.seed + samples_seen + dist.get_rank())
+            for generator in (torch.default_generator, *torch.cuda.default_generators):
+                generator.manual_seed(self.args.seed + samples_seen + dist.get_rank())
             inputs = inputs.to(self.device, non_blocking=True)
             targets = targets.to(self.device, non_blocking=True)
             self._run_batch(inputs, targets)
+            drawn = self.samples_run + self.train_loader.batch_size * self.sampler.num_replicas
+            self.samples_run = min(drawn, len(self.train_loader.dataset))
             self.steps += 1
             stop = self.steps == self.next_check and self._any_rank_stops()
             if stop or self.steps % self.args.save_every_steps == 0:
                 self.loss = self._mean_loss()
                 self._save_snapshot()
+                self.totals /= dist.get_world_size()  # each rank goes on with its share of the sums
             if stop:
                 dist.barrier()  # no rank ends before the snapshot is complete
                 dist.destroy_process_group()
@@ -229,9 +220,8 @@ class Trainer:
         self.loss = self._mean_loss()
 
     def _mean_loss(self):
-        total_loss = self.total_loss.clone()
-        dist.all_reduce(total_loss)  # the sum over all ranks
-        return total_loss.item() / self.samples_run
+        dist.all_reduce(self.totals)  # the sums over all ranks
+        return self.totals[0].item() / self.totals[1].item()
 
     def _save_snapshot(self):
         finite = torch.stack([weight.isfinite().all() for weight in self.model.parameters()]).all()
@@ -247,6 +237,7 @@ class Trainer:
             "samples_run": self.samples_run,
             "data_key": self.data_key,
             "loss": self.loss,
+            "totals": self.totals,
         }
         path = self.args.snapshot_path
         tmp_path = f"{path}.tmp"
@@ -258,7 +249,7 @@ class Trainer:
             torch.load(tmp_path, map_location="meta", weights_only=True)  # checks that it loads
             os.replace(tmp_path, path)  # atomic: `path` is always a complete snapshot
         except Exception as error:
-            sys.exit(f"cannot save {path}: disk full, second run, or not plain numbers? {error!r}")
+            sys.exit(f"cannot save {path}: full disk, another run, or not plain numbers? {error!r}")
         trained = f"epoch {self.epochs_run} + {self.samples_run} samples"
         self._log(f"{trained} | loss {self.loss:.4g} | saved {path}")
 
@@ -273,8 +264,8 @@ class Trainer:
             self.samples_run = snapshot.get("samples_run", 0)
             if self.samples_run > 0 and snapshot["data_key"] != self.data_key:
                 raise ValueError(f"its epoch has {snapshot['data_key']}, not {self.data_key}")
-            self.loss = snapshot.get("loss", 0.0)
-            self.total_loss.fill_(self.loss * self.samples_run / dist.get_world_size())
+            old = torch.tensor([snapshot.get("loss", 0.0), 1.0]) * self.samples_run  # version 1.1
+            self.totals.copy_(snapshot.get("totals", old) / dist.get_world_size())
         except FileNotFoundError:
             return  # there is no snapshot yet
         except Exception as error:
@@ -294,30 +285,35 @@ class Trainer:
         if self.epochs_run >= total:
             self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
         epochs = range(self.epochs_run, total)
-        # With disable=None, tqdm shows the bar on a terminal only.
         progress = tqdm(epochs, unit="epoch", disable=None if self.is_main else True)
         for epoch in progress:
             self._run_epoch(epoch)
             progress.set_postfix(loss=f"{self.loss:.4g}")
             self.epochs_run = epoch + 1
             self.samples_run = 0
-            self.total_loss.zero_()
+            self.totals.zero_()
             if self.epochs_run % self.args.save_every == 0 or self.epochs_run == total:
                 self._save_snapshot()
 
 
+def positive_int(text):
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError("must be 1 or more")
+    return int(text)
+
+
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("total_epochs", nargs="?", type=int, default=50)
-    parser.add_argument("save_every", nargs="?", type=int, default=10, help="epochs per snapshot")
-    parser.add_argument("--save_every_steps", type=int, default=100, help="steps per snapshot")
-    parser.add_argument("--batch_size", type=int, default=32, help="samples per device")
+    parser.add_argument("total_epochs", nargs="?", type=positive_int, default=50)
+    parser.add_argument("save_every", nargs="?", type=positive_int, default=10, help="in epochs")
+    parser.add_argument("--save_every_steps", type=positive_int, default=100, help="in steps")
+    parser.add_argument("--batch_size", type=positive_int, default=32, help="samples per device")
     stdlib_files = sorted(Path(os.__file__).parent.glob("*.py"))
     parser.add_argument("--text", nargs="+", type=Path, default=stdlib_files, metavar="FILE")
-    parser.add_argument("--n_layer", type=int, default=4)
-    parser.add_argument("--n_head", type=int, default=2)
-    parser.add_argument("--n_embd", type=int, default=128)
-    parser.add_argument("--context", type=int, default=64, help="bytes per chunk")
+    parser.add_argument("--n_layer", type=positive_int, default=4)
+    parser.add_argument("--n_head", type=positive_int, default=2)
+    parser.add_argument("--n_embd", type=positive_int, default=128)
+    parser.add_argument("--context", type=positive_int, default=64, help="bytes per chunk")
     parser.add_argument("--learning_rate", type=float, default=1e-3)
     parser.add_argument("--generate", type=int, default=300, help="bytes at the end; 0 for none")
     parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
@@ -326,12 +322,10 @@ def parse_args():
     args = parser.parse_args()
     if "LOCAL_RANK" not in os.environ:
         parser.error("start this script with torchrun, as its first lines show")
-    if min(args.total_epochs, args.save_every, args.batch_size) < 1 or args.num_workers < 0:
-        parser.error("epochs and batch size must be 1 or more, --num_workers 0 or more")
-    if args.save_every_steps < 1:
-        parser.error("--save_every_steps must be 1 or more")
-    if min(args.n_layer, args.n_head, args.n_embd, args.context) < 1 or args.n_embd % args.n_head:
-        parser.error("the model's sizes must be 1 or more, and --n_head divide --n_embd")
+    if args.num_workers < 0:
+        parser.error("--num_workers must be 0 or more")
+    if args.n_embd % args.n_head:
+        parser.error("--n_head must divide --n_embd")
     if not 0 < args.learning_rate < math.inf:
         parser.error("--learning_rate must be more than 0")
     if args.generate < 0:
@@ -347,8 +341,8 @@ def parse_args():
 @record  # torchrun then shows the traceback of the rank that failed first
 def main(args):
     local_rank = int(os.environ["LOCAL_RANK"])
-    rank = f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}"
-    print(f"{rank} starts on {socket.gethostname()} ({torch.cuda.device_count()} GPUs)\n", end="")
+    rank = f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} on {socket.gethostname()}"
+    print(f"{rank} starts: torch {torch.__version__}, {torch.cuda.device_count()} GPUs\n", end="")
     if torch.cuda.is_available():
         if local_rank >= torch.cuda.device_count():
             sys.exit(f"{socket.gethostname()} has too few GPUs: lower --nproc_per_node")
@@ -373,7 +367,7 @@ def main(args):
         sampler=sampler,
         num_workers=args.num_workers,
         multiprocessing_context="fork" if args.num_workers > 0 else None,
-        worker_init_fn=start_own_session,
+        worker_init_fn=lambda worker_id: os.setsid(),  # torchrun signals the process group
         pin_memory=device.type == "cuda",
     )
     Trainer(model, train_loader, loss_fn, optimizer, device, args).train()

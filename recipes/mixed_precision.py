@@ -64,10 +64,11 @@ class Trainer:
         self.optimizer = optimizer
         self.device = device
         self.args = args
+        self.sampler = train_loader.sampler
         self.is_main = dist.get_rank() == 0  # logs and saves for all ranks
-        self.data_key = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # sample order
+        self.data_key = f"seed {self.sampler.seed}, {len(train_loader.dataset)} samples"
         self.epochs_run = 0
-        self.total_loss = torch.zeros((), device=device)  # sum over the epoch's samples so far
+        self.totals = torch.zeros(2, device=device)  # loss and number of the epoch's samples so far
         self.scaler = torch.amp.GradScaler(device.type, enabled=args.dtype == "float16")
         self._load_snapshot(args.snapshot_path)
         self._agree_on_start()
@@ -78,9 +79,11 @@ class Trainer:
         starts = [None] * dist.get_world_size()
         dist.all_gather_object(starts, (self.epochs_run, self.data_key))
         if len(set(starts)) > 1:
-            sys.exit(f"ranks start at {starts}: share or copy the snapshot and data, use one seed")
+            dist.barrier()  # all ranks leave together
+            sys.exit(f"ranks start at {starts}: share the disk (or see own_disks.py), use one seed")
 
     def _run_batch(self, inputs, targets):
+        size = len(inputs)
         self.optimizer.zero_grad()
         with torch.autocast(self.device.type, getattr(torch, self.args.dtype)):
             loss = self.loss_fn(self.model(inputs), targets)
@@ -88,12 +91,13 @@ class Trainer:
         self.scaler.scale(loss).backward()
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        self.total_loss += loss.detach() * len(inputs)
+        self.totals[0] += loss.detach() * size
+        self.totals[1] += size
 
     def _run_epoch(self, epoch):
-        """Trains one epoch and sets `self.loss` to its mean loss per sample."""
+        """Trains an epoch to its end and sets `self.loss` to its mean loss per sample."""
         # A resumed run must have the same sample order and dropout as an uninterrupted one.
-        self.train_loader.sampler.set_epoch(epoch)
+        self.sampler.set_epoch(epoch)
         torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
         for inputs, targets in self.train_loader:
             inputs = inputs.to(self.device, non_blocking=True)
@@ -102,8 +106,8 @@ class Trainer:
         self.loss = self._mean_loss()
 
     def _mean_loss(self):
-        dist.all_reduce(self.total_loss)  # the sum over all ranks
-        return self.total_loss.item() / self.train_loader.sampler.total_size
+        dist.all_reduce(self.totals)  # the sums over all ranks
+        return self.totals[0].item() / self.totals[1].item()
 
     def _save_snapshot(self):
         finite = torch.stack([weight.isfinite().all() for weight in self.model.parameters()]).all()
@@ -127,8 +131,9 @@ class Trainer:
             torch.load(tmp_path, map_location="meta", weights_only=True)  # checks that it loads
             os.replace(tmp_path, path)  # atomic: `path` is always a complete snapshot
         except Exception as error:
-            sys.exit(f"cannot save {path}: disk full, second run, or not plain numbers? {error!r}")
-        self._log(f"epoch {self.epochs_run} | loss {self.loss:.4g} | saved {path}")
+            sys.exit(f"cannot save {path}: full disk, another run, or not plain numbers? {error!r}")
+        trained = f"epoch {self.epochs_run}"
+        self._log(f"{trained} | loss {self.loss:.4g} | saved {path}")
 
     def _load_snapshot(self, source):
         try:
@@ -155,22 +160,27 @@ class Trainer:
         if self.epochs_run >= total:
             self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
         epochs = range(self.epochs_run, total)
-        # With disable=None, tqdm shows the bar on a terminal only.
         progress = tqdm(epochs, unit="epoch", disable=None if self.is_main else True)
         for epoch in progress:
             self._run_epoch(epoch)
             progress.set_postfix(loss=f"{self.loss:.4g}")
             self.epochs_run = epoch + 1
-            self.total_loss.zero_()
+            self.totals.zero_()
             if self.epochs_run % self.args.save_every == 0 or self.epochs_run == total:
                 self._save_snapshot()
 
 
+def positive_int(text):
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError("must be 1 or more")
+    return int(text)
+
+
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("total_epochs", nargs="?", type=int, default=50)
-    parser.add_argument("save_every", nargs="?", type=int, default=10, help="epochs per snapshot")
-    parser.add_argument("--batch_size", type=int, default=32, help="samples per device")
+    parser.add_argument("total_epochs", nargs="?", type=positive_int, default=50)
+    parser.add_argument("save_every", nargs="?", type=positive_int, default=10, help="in epochs")
+    parser.add_argument("--batch_size", type=positive_int, default=32, help="samples per device")
     parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
     parser.add_argument("--dtype", choices=["bfloat16", "float16"], default="bfloat16")
     parser.add_argument("--snapshot_path", default="snapshot.pt")
@@ -178,8 +188,8 @@ def parse_args():
     args = parser.parse_args()
     if "LOCAL_RANK" not in os.environ:
         parser.error("start this script with torchrun, as its first lines show")
-    if min(args.total_epochs, args.save_every, args.batch_size) < 1 or args.num_workers < 0:
-        parser.error("epochs and batch size must be 1 or more, --num_workers 0 or more")
+    if args.num_workers < 0:
+        parser.error("--num_workers must be 0 or more")
     if not args.snapshot_path or not os.access(os.path.dirname(args.snapshot_path) or ".", os.W_OK):
         parser.error(f"cannot write {args.snapshot_path}: create its folder, or set another path")
     return args
@@ -188,8 +198,8 @@ def parse_args():
 @record  # torchrun then shows the traceback of the rank that failed first
 def main(args):
     local_rank = int(os.environ["LOCAL_RANK"])
-    rank = f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}"
-    print(f"{rank} starts on {socket.gethostname()} ({torch.cuda.device_count()} GPUs)\n", end="")
+    rank = f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} on {socket.gethostname()}"
+    print(f"{rank} starts: torch {torch.__version__}, {torch.cuda.device_count()} GPUs\n", end="")
     if torch.cuda.is_available():
         if local_rank >= torch.cuda.device_count():
             sys.exit(f"{socket.gethostname()} has too few GPUs: lower --nproc_per_node")

@@ -11,7 +11,6 @@ To train your own model, replace ToyModel, ToyDataset and the lines of main that
 
 import argparse
 import io
-import math
 import os
 import signal
 import socket
@@ -56,20 +55,11 @@ class ToyDataset(Dataset):
         return self.inputs[index], self.targets[index]
 
 
-class GlobalBatchSampler(DistributedSampler):
+class ResumableSampler(DistributedSampler):
     """Yields this rank's shard of each global batch of an epoch, from sample `samples_run` on."""
-
-    def __init__(self, dataset, global_batch_size, seed):
-        super().__init__(dataset, seed=seed)
-        self.global_batch_size = global_batch_size
-        self.batch_size = math.ceil(global_batch_size / self.num_replicas)  # on each rank
 
     def __len__(self):
         return len(range(0, len(self.dataset), self.global_batch_size))
-
-    def set_position(self, epoch, samples_run):
-        self.epoch = epoch
-        self.samples_run = samples_run
 
     def __iter__(self):
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
@@ -78,11 +68,6 @@ class GlobalBatchSampler(DistributedSampler):
             global_batch = order[start : start + self.global_batch_size]
             shard = global_batch[self.rank :: self.num_replicas]
             yield shard or global_batch[:1]  # DDP needs a batch on every rank
-
-
-def start_own_session(worker_id):
-    """Shields a data worker from signals, which torchrun sends to the rank's process group."""
-    os.setsid()
 
 
 class Trainer:
@@ -100,19 +85,16 @@ class Trainer:
         self.optimizer = optimizer
         self.device = device
         self.args = args
+        self.sampler = train_loader.batch_sampler
         self.is_main = dist.get_rank() == 0  # logs and saves for all ranks
-        self.data_key = f"seed {args.seed}, {len(train_loader.dataset)} samples"  # sample order
+        self.data_key = f"seed {self.sampler.seed}, {len(train_loader.dataset)} samples"
         self.epochs_run = 0
         self.samples_run = 0
         self.steps = 0
         self.stop_requested = False
-        self.check_every = 1  # in steps
         self.next_check = 1  # step number
-        self.checked_at = time.monotonic()
-        self.rng = torch.default_generator  # dropout draws from it
-        if device.type == "cuda":
-            self.rng = torch.cuda.default_generators[device.index]
-        self.total_loss = torch.zeros((), device=device)  # sum over the epoch's samples so far
+        self.started_at = time.monotonic()
+        self.totals = torch.zeros(2, device=device)  # loss and number of the epoch's samples so far
         self._load_snapshot(args.snapshot_path)
         self._agree_on_start()
         self.model = nn.parallel.DistributedDataParallel(model)  # averages gradients
@@ -122,21 +104,19 @@ class Trainer:
 
     def _any_rank_stops(self):
         """Returns whether a signal has reached any rank. A collective, run about once a second."""
-        step_s = (time.monotonic() - self.checked_at) / self.check_every
-        values = torch.tensor([float(self.stop_requested), step_s], device=self.device)
+        seconds = time.monotonic() - self.started_at
+        values = torch.tensor([float(self.stop_requested), seconds], device=self.device)
         dist.all_reduce(values, dist.ReduceOp.MAX)
-        stop, step_s = values.tolist()  # waits for the GPU: too slow for every step
-        self.check_every = int(1 / min(max(step_s, 0.01), 1))  # about once a second
-        self.next_check += self.check_every
-        self.checked_at = time.monotonic()
+        stop, seconds = values.tolist()  # waits for the GPU: too slow for every step
+        self.next_check += min(100, max(1, int(self.steps / seconds)))  # steps in about a second
         return stop > 0
 
     def _agree_on_start(self):
-        """Loads the newest snapshot on every rank; without a shared disk, some nodes lack it."""
+        """Loads the newest snapshot on every rank, since some nodes may lack it."""
         starts = [None] * dist.get_world_size()
         dist.all_gather_object(starts, (self.epochs_run, self.samples_run, self.data_key))
         if len({data_key for *_, data_key in starts}) > 1:
-            sys.exit(f"ranks start at {starts}: share or copy the snapshot and data, use one seed")
+            sys.exit(f"ranks start at {starts}: use the same data and one seed")
         if len(set(starts)) > 1:
             src = starts.index(max(starts))
             data = [Path(self.args.snapshot_path).read_bytes() if dist.get_rank() == src else None]
@@ -146,31 +126,36 @@ class Trainer:
     def _run_batch(self, inputs, targets):
         left = len(self.train_loader.dataset) - self.samples_run
         global_size = min(self.args.global_batch_size, left)
-        local_size = len(range(dist.get_rank(), global_size, dist.get_world_size()))  # may be 0
+        shard = range(dist.get_rank(), global_size, dist.get_world_size())  # may be empty
+        size = min(len(inputs), len(shard))
         self.optimizer.zero_grad()
         loss = self.loss_fn(self.model(inputs), targets)
-        loss = loss * local_size / global_size * dist.get_world_size()  # DDP averages over ranks
-        loss.backward()
+        (loss * size / global_size * dist.get_world_size()).backward()  # DDP averages over ranks
         self.optimizer.step()
-        self.total_loss += loss.detach() * global_size / dist.get_world_size()
-        self.samples_run += global_size
+        self.totals[0] += loss.detach() * size
+        self.totals[1] += size
 
     def _run_epoch(self, epoch):
-        """Trains the rest of an epoch and sets `self.loss` to its mean loss per sample."""
+        """Trains an epoch to its end and sets `self.loss` to its mean loss per sample."""
         # A resumed run must have the same sample order and dropout as an uninterrupted one.
-        self.train_loader.batch_sampler.set_position(epoch, self.samples_run)
+        self.sampler.set_epoch(epoch)
+        self.sampler.samples_run = self.samples_run
         torch.manual_seed(self.args.seed + epoch * dist.get_world_size() + dist.get_rank())
         for inputs, targets in self.train_loader:
             samples_seen = epoch * len(self.train_loader.dataset) + self.samples_run
-            self.rng.manual_seed(self.args.seed + samples_seen + dist.get_rank())
+            for generator in (torch.default_generator, *torch.cuda.default_generators):
+                generator.manual_seed(self.args.seed + samples_seen + dist.get_rank())
             inputs = inputs.to(self.device, non_blocking=True)
             targets = targets.to(self.device, non_blocking=True)
             self._run_batch(inputs, targets)
+            drawn = self.samples_run + self.args.global_batch_size
+            self.samples_run = min(drawn, len(self.train_loader.dataset))
             self.steps += 1
             stop = self.steps == self.next_check and self._any_rank_stops()
             if stop or self.steps % self.args.save_every_steps == 0:
                 self.loss = self._mean_loss()
                 self._save_snapshot()
+                self.totals /= dist.get_world_size()  # each rank goes on with its share of the sums
             if stop:
                 dist.barrier()  # no rank ends before the snapshot is complete
                 dist.destroy_process_group()
@@ -178,9 +163,8 @@ class Trainer:
         self.loss = self._mean_loss()
 
     def _mean_loss(self):
-        total_loss = self.total_loss.clone()
-        dist.all_reduce(total_loss)  # the sum over all ranks
-        return total_loss.item() / self.samples_run
+        dist.all_reduce(self.totals)  # the sums over all ranks
+        return self.totals[0].item() / self.totals[1].item()
 
     def save_after_failure(self):
         """Saves this rank's state unless a snapshot already holds it; other ranks may be gone."""
@@ -188,8 +172,9 @@ class Trainer:
         if os.path.exists(self.args.snapshot_path):
             snapshot = torch.load(self.args.snapshot_path, "cpu", mmap=True, weights_only=True)
             saved = (snapshot["epochs_run"], snapshot.get("samples_run", 0))
-        if self.samples_run > 0:  # estimated from this rank's share; the next epoch's is exact
-            self.loss = self.total_loss.item() * dist.get_world_size() / self.samples_run
+        self.totals *= dist.get_world_size()  # estimates the sums over all ranks from this one's
+        if self.samples_run > 0:
+            self.loss = self.totals[0].item() / self.totals[1].item()
         if saved < (self.epochs_run, self.samples_run):
             self.is_main = True  # rank 0 may be gone
             self._save_snapshot()
@@ -207,6 +192,7 @@ class Trainer:
             "samples_run": self.samples_run,
             "data_key": self.data_key,
             "loss": self.loss,
+            "totals": self.totals,
         }
         path = self.args.snapshot_path
         tmp_path = f"{path}.{os.environ['GROUP_RANK']}.tmp"  # each node has its own
@@ -218,7 +204,7 @@ class Trainer:
             torch.load(tmp_path, map_location="meta", weights_only=True)  # checks that it loads
             os.replace(tmp_path, path)  # atomic: `path` is always a complete snapshot
         except Exception as error:
-            sys.exit(f"cannot save {path}: disk full, second run, or not plain numbers? {error!r}")
+            sys.exit(f"cannot save {path}: full disk, another run, or not plain numbers? {error!r}")
         trained = f"epoch {self.epochs_run} + {self.samples_run} samples"
         self._log(f"{trained} | loss {self.loss:.4g} | saved {path}")
 
@@ -231,8 +217,8 @@ class Trainer:
             self.samples_run = snapshot.get("samples_run", 0)
             if self.samples_run > 0 and snapshot["data_key"] != self.data_key:
                 raise ValueError(f"its epoch has {snapshot['data_key']}, not {self.data_key}")
-            self.loss = snapshot.get("loss", 0.0)
-            self.total_loss.fill_(self.loss * self.samples_run / dist.get_world_size())
+            old = torch.tensor([snapshot.get("loss", 0.0), 1.0]) * self.samples_run  # version 1.1
+            self.totals.copy_(snapshot.get("totals", old) / dist.get_world_size())
         except FileNotFoundError:
             return  # there is no snapshot yet
         except Exception as error:
@@ -252,37 +238,38 @@ class Trainer:
         if self.epochs_run >= total:
             self._log("nothing left to train: raise total_epochs, or set another --snapshot_path")
         epochs = range(self.epochs_run, total)
-        # With disable=None, tqdm shows the bar on a terminal only.
         progress = tqdm(epochs, unit="epoch", disable=None if self.is_main else True)
         for epoch in progress:
             self._run_epoch(epoch)
             progress.set_postfix(loss=f"{self.loss:.4g}")
             self.epochs_run = epoch + 1
             self.samples_run = 0
-            self.total_loss.zero_()
+            self.totals.zero_()
             if self.epochs_run % self.args.save_every == 0 or self.epochs_run == total:
                 self._save_snapshot()
 
 
+def positive_int(text):
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError("must be 1 or more")
+    return int(text)
+
+
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("total_epochs", nargs="?", type=int, default=50)
-    parser.add_argument("save_every", nargs="?", type=int, default=10, help="epochs per snapshot")
-    parser.add_argument("--save_every_steps", type=int, default=100, help="steps per snapshot")
-    parser.add_argument("--global_batch_size", type=int, default=64, help="samples on all devices")
-    parser.add_argument("--timeout", type=float, default=10, help="minutes a collective may take")
+    parser.add_argument("total_epochs", nargs="?", type=positive_int, default=50)
+    parser.add_argument("save_every", nargs="?", type=positive_int, default=10, help="in epochs")
+    parser.add_argument("--save_every_steps", type=positive_int, default=100, help="in steps")
+    parser.add_argument("--global_batch_size", type=positive_int, default=64, help="per step")
+    parser.add_argument("--timeout", type=positive_int, default=600, help="seconds per collective")
     parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
     parser.add_argument("--snapshot_path", default="snapshot.pt")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     if "LOCAL_RANK" not in os.environ:
         parser.error("start this script with torchrun, as its first lines show")
-    if min(args.total_epochs, args.save_every, args.global_batch_size) < 1 or args.num_workers < 0:
-        parser.error("epochs and batch size must be 1 or more, --num_workers 0 or more")
-    if args.save_every_steps < 1:
-        parser.error("--save_every_steps must be 1 or more")
-    if not 0 < args.timeout < 1e6:
-        parser.error("--timeout must be more than 0 and less than 1e6 minutes")
+    if args.num_workers < 0:
+        parser.error("--num_workers must be 0 or more")
     if not args.snapshot_path or not os.access(os.path.dirname(args.snapshot_path) or ".", os.W_OK):
         parser.error(f"cannot write {args.snapshot_path}: create its folder, or set another path")
     return args
@@ -291,31 +278,32 @@ def parse_args():
 @record  # torchrun then shows the traceback of the rank that failed first
 def main(args):
     local_rank = int(os.environ["LOCAL_RANK"])
-    rank = f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}"
-    print(f"{rank} starts on {socket.gethostname()} ({torch.cuda.device_count()} GPUs)\n", end="")
-    timeout = timedelta(minutes=args.timeout)
+    rank = f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} on {socket.gethostname()}"
+    print(f"{rank} starts: torch {torch.__version__}, {torch.cuda.device_count()} GPUs\n", end="")
     if torch.cuda.is_available():
         if local_rank >= torch.cuda.device_count():
             sys.exit(f"{socket.gethostname()} has too few GPUs: lower --nproc_per_node")
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
-        # gloo sends a snapshot from CPU to CPU.
-        dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device, timeout=timeout)
+        backend = "cpu:gloo,cuda:nccl"  # gloo for the CPU tensors that carry a snapshot
+        timeout = timedelta(seconds=args.timeout)
+        dist.init_process_group(backend, device_id=device, timeout=timeout)
     else:
         device = torch.device("cpu")
-        dist.init_process_group("gloo", timeout=timeout)
+        dist.init_process_group("gloo", timeout=timedelta(seconds=args.timeout))
     torch.manual_seed(args.seed)
     dataset = ToyDataset(2048)
     model = ToyModel().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     loss_fn = nn.MSELoss()
-    sampler = GlobalBatchSampler(dataset, args.global_batch_size, args.seed)
+    sampler = ResumableSampler(dataset, seed=args.seed)
+    sampler.global_batch_size = args.global_batch_size
     train_loader = DataLoader(
         dataset,
         batch_sampler=sampler,
         num_workers=args.num_workers,
         multiprocessing_context="fork" if args.num_workers > 0 else None,
-        worker_init_fn=start_own_session,
+        worker_init_fn=lambda worker_id: os.setsid(),  # torchrun signals the process group
         pin_memory=device.type == "cuda",
     )
     trainer = Trainer(model, train_loader, loss_fn, optimizer, device, args)

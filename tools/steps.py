@@ -16,20 +16,20 @@ class Step(NamedTuple):
 
 
 STEPS = [
-    Step("singlegpu.py", "multigpu.py", 44),
+    Step("singlegpu.py", "multigpu.py", 42),
     Step("multigpu.py", "multigpu_torchrun.py", 21),
-    Step("multigpu_torchrun.py", "multinode.py", 14),
-    Step("multinode.py", "resumable.py", 59),
-    Step("resumable.py", "preemptible.py", 35),
-    Step("preemptible.py", "elastic_ddp.py", 60),
+    Step("multigpu_torchrun.py", "multinode.py", 15),
+    Step("multinode.py", "resumable.py", 42),
+    Step("resumable.py", "preemptible.py", 29),
+    Step("preemptible.py", "elastic_ddp.py", 40),
 ]
 JOB_STEPS = [
     Step("slurm/singlegpu.sbatch", "slurm/multigpu.sbatch", 8),
-    Step("slurm/multigpu.sbatch", "slurm/multigpu_torchrun.sbatch", 9),
-    Step("slurm/multigpu_torchrun.sbatch", "slurm/multinode.sbatch", 18),
-    Step("slurm/multinode.sbatch", "slurm/multinode_srun.sbatch", 18),
-    Step("slurm/multinode.sbatch", "slurm/preemptible.sbatch", 19),
-    Step("slurm/preemptible.sbatch", "slurm/elastic_ddp.sbatch", 24),
+    Step("slurm/multigpu.sbatch", "slurm/multigpu_torchrun.sbatch", 8),
+    Step("slurm/multigpu_torchrun.sbatch", "slurm/multinode.sbatch", 13),
+    Step("slurm/multinode.sbatch", "slurm/multinode_srun.sbatch", 15),
+    Step("slurm/multinode.sbatch", "slurm/preemptible.sbatch", 11),
+    Step("slurm/preemptible.sbatch", "slurm/elastic_ddp.sbatch", 15),
 ]
 RECIPES = [
     Step("multinode.py", "recipes/mixed_precision.py", 18),
@@ -45,42 +45,42 @@ RECIPES = [
 ]
 LATER_RECIPES = [  # of stages that save within an epoch
     Step("preemptible.py", "recipes/step_timeout.py", 32),
-    Step("elastic_ddp.py", "recipes/own_disks.py", 9),
-    Step("elastic_ddp.py", "recipes/stream.py", 81),
-    Step("elastic_ddp.py", "recipes/save_after_failure.py", 25),
+    Step("elastic_ddp.py", "recipes/own_disks.py", 25),
+    Step("elastic_ddp.py", "recipes/stream.py", 84),
+    Step("elastic_ddp.py", "recipes/save_after_failure.py", 42),
 ]
 BY_HAND = [
     Step("multigpu_torchrun.py", "by_hand/ddp.py", 45),
     Step("by_hand/ddp.py", "by_hand/zero.py", 76),
     Step("by_hand/zero.py", "by_hand/fsdp.py", 81),
     Step("multigpu_torchrun.py", "by_hand/tensor_parallel.py", 69),
-    Step("recipes/save_after_failure.py", "by_hand/regroup.py", 117),
+    Step("recipes/save_after_failure.py", "by_hand/regroup.py", 122),
 ]
 GPT = [
     Step("preemptible.py", "gpt/gpt.py", 147),  # the model comes
-    Step("gpt/gpt.py", "gpt/evaluate.py", 53),
-    Step("gpt/evaluate.py", "gpt/schedule.py", 29),
-    Step("gpt/schedule.py", "gpt/metrics.py", 62),
-    Step("gpt/metrics.py", "gpt/skip_steps.py", 33),
+    Step("gpt/gpt.py", "gpt/evaluate.py", 51),
+    Step("gpt/evaluate.py", "gpt/schedule.py", 27),
+    Step("gpt/schedule.py", "gpt/metrics.py", 53),
+    Step("gpt/metrics.py", "gpt/skip_steps.py", 28),
     Step("gpt/skip_steps.py", "gpt/pretrain.py", 31),
-    Step("gpt/pretrain.py", "gpt/dcp.py", 85),
+    Step("gpt/pretrain.py", "gpt/dcp.py", 87),
     Step("gpt/dcp.py", "gpt/fsdp.py", 45),
-    Step("gpt/fsdp.py", "gpt/accumulate.py", 22),
-    Step("gpt/accumulate.py", "gpt/keep_snapshots.py", 20),
+    Step("gpt/fsdp.py", "gpt/accumulate.py", 18),
+    Step("gpt/accumulate.py", "gpt/keep_snapshots.py", 18),
     Step("gpt/keep_snapshots.py", "gpt/async_save.py", 32),
     Step("gpt/async_save.py", "gpt/tokens.py", 93),
     Step("gpt/tokens.py", "gpt/llama.py", 111),
     Step("gpt/llama.py", "gpt/documents.py", 57),
     Step("gpt/llama.py", "gpt/chunked_loss.py", 27),
-    Step("gpt/accumulate.py", "gpt/finetune.py", 239),  # 104 of them are the GPT, which goes
+    Step("gpt/accumulate.py", "gpt/finetune.py", 237),  # 104 of them are the GPT, which goes
     Step("gpt/finetune.py", "gpt/frozen_layers.py", 22),
     Step("gpt/frozen_layers.py", "gpt/finetune_chat.py", 76),
     Step("gpt/fsdp.py", "gpt/hsdp.py", 17),
-    Step("gpt/fsdp.py", "gpt/tensor_parallel.py", 46),
-    Step("gpt/llama.py", "gpt/llama_tensor_parallel.py", 67),
-    Step("gpt/fsdp.py", "gpt/pipeline_parallel.py", 115),
+    Step("gpt/fsdp.py", "gpt/tensor_parallel.py", 45),
+    Step("gpt/llama.py", "gpt/llama_tensor_parallel.py", 66),
+    Step("gpt/fsdp.py", "gpt/pipeline_parallel.py", 114),
     Step("gpt/pipeline_parallel.py", "gpt/three_d.py", 44),
-    Step("gpt/fsdp.py", "gpt/context_parallel.py", 70),
+    Step("gpt/fsdp.py", "gpt/context_parallel.py", 69),
     Step("gpt/fsdp.py", "gpt/moe.py", 70),
     Step("gpt/moe.py", "gpt/expert_parallel.py", 82),
     Step("gpt/fsdp.py", "gpt/muon.py", 63),

@@ -281,7 +281,7 @@ def test_node_that_missed_the_snapshot(shell):
     """Two nodes without a shared disk: only one of them has the snapshot of the first run."""
     folders = [shell.folder / "a", shell.folder / "b"]
     shell.ranks_on(folders[:1], "multinode.py 10").succeeds()
-    error = documented_error(": share or copy the snapshot and data, use one seed")
+    error = documented_error(": share the disk (or see own_disks.py), use one seed")
     job = shell.ranks_on(folders, "multinode.py 20 5")
     job.fails("[(10, 'seed 0, 2048 samples'), (0, 'seed 0, 2048 samples')]" + error)
     assert load(folders[0] / "snapshot.pt")["epochs_run"] == 10

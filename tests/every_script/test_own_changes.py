@@ -98,7 +98,7 @@ def test_ranks_with_other_data_of_equal_size(shell, script):
     name, pair = FILES[script][-1]
     exchange(folders[1] / name, pair)
     job = shell.ranks_on(folders, f"{script} 1 {options}")
-    job.fails("ranks start at [(", ": share or copy the snapshot and data, use one seed")
+    job.fails("ranks start at [(", ": share the disk (or see own_disks.py), use one seed")
 
 
 # Breaks a value of some ranks after the last step of an epoch, so that no loss shows it.

@@ -71,13 +71,17 @@ EXCEPTIONS = [
     Row(
         "elastic_ddp.md: torchrun ",
         "three nodes, of which the last one leaves",
-        joined=("of 2 starts", "of [46] starts", r"(?s)of 6 starts.*\d of 5000 epochs done"),
+        joined=(
+            r"of 2 \S+ \S+ starts",
+            r"of [46] \S+ \S+ starts",
+            r"(?s)of 6 \S+ \S+ starts.*\d of 5000 epochs done",
+        ),
         stop=True,
     ),
     Row(
         "own_disks.md: torchrun ",
         "two nodes",
-        joined=("of 2 starts", "(?s)of 4 starts.*saved own_disks.pt"),
+        joined=(r"of 2 \S+ \S+ starts", r"(?s)of 4 \S+ \S+ starts.*saved own_disks.pt"),
     ),
     Row("save_after_failure.md: torch", "a rank is killed", until="saved save_after_failure.pt"),
     Row("stream.md: torchrun ", "Ctrl-C", until="saved stream.pt", stop=True),

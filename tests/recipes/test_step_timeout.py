@@ -30,7 +30,7 @@ def test_late_rank_is_named(shell):
     job.wait_for("saved", times=3)
     (shell.folder / "no_data").touch()
     assert job.wait() == 1
-    (node,) = set(re.findall(r"rank 0 of 2 starts on (\S+)", job.output))
+    (node,) = set(re.findall(r"rank 0 of 2 on (\S+) starts", job.output))
     named = set(re.findall(r"step timeout \| late: (.*) \| rank \d waits at:", job.output))
     assert named == {f"rank 0 on {node}"}, job.output
     assert "Timeout (0:00:00.001" in job.output  # at once, not by the timer for a dead store
@@ -132,7 +132,7 @@ def test_frozen_rank_in_a_job(with_lines, shell):
     assert job.wait() == 0, job.output
     output = (shell.folder / "job.out").read_text()
     assert "| late: rank 1 on node2 | rank 0 waits at:" in output
-    nodes = re.findall(r"rank \d of 2 starts on (\w+)", output)
+    nodes = re.findall(r"rank \d of 2 on (\w+) starts", output)
     assert [set(nodes[:2]), set(nodes[2:])] == [{"node1", "node2"}, {"node1", "node3"}]
     assert_trained(shell, 200)
 

@@ -104,7 +104,7 @@ def main():
     rows = [["stage", "trained on", "first loss", "last loss", "changed lines"]]
     for script, changed in changes.items():
         if script == "elastic_ddp.py":  # whose log is long
-            show = r"starts on|epochs done| \+ 0 samples"
+            show = r" starts: torch|epochs done| \+ 0 samples"
             output = run(*commands(script, gpus), show=show, kill_at=f"epoch {SAVE_EVERY} + 0")
         else:
             output = run(*commands(script, gpus))
