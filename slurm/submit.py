@@ -69,8 +69,8 @@ class TorchrunTask:
             if job.global_rank == 0:
                 if not (time_limit or preempted(job.job_id)):
                     sys.exit(returncode)
-                requeue = Path("slurm", "requeue.sh")  # unless it makes no progress
-                if subprocess.call([requeue, job.job_id, *self.arguments]) != 0:
+                requeue = 'source slurm/requeue.sh && requeue "$@"'  # unless it makes no progress
+                if subprocess.call(["bash", "-c", requeue, "bash", *self.arguments]) != 0:
                     sys.exit(returncode)
             signal.pause()  # until Slurm ends this task: if it failed, srun would end the others
         if returncode:

@@ -76,7 +76,8 @@ def test_rendezvous_fails(cluster, shell):
         export PET_RDZV_CONF=join_timeout=6,read_timeout=3,timeout=3
         sbatch wrong.sbatch
         sbatch --gpus-per-node=9 slurm/singlegpu.sbatch || true
-        (cd slurm && sbatch --output={shell.folder}/folder.out singlegpu.sbatch)
+        mkdir elsewhere && cp -r slurm elsewhere
+        (cd elsewhere && sbatch --output={shell.folder}/folder.out slurm/singlegpu.sbatch)
         for node in node1 node2; do
           PET_RDZV_ENDPOINT=localhost:29400 on $node torchrun --nnodes=2 init >$node.out 2>&1 &
         done

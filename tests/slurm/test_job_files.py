@@ -1,7 +1,7 @@
 """Each job file, read and run beside a stub of srun; test_slurm.py runs them on a real Slurm."""
 
+import os
 import re
-import shutil
 
 import pytest
 from helpers import run, snippet
@@ -26,13 +26,28 @@ srun() {
 """
 
 
+SCONTROL = """#!/bin/sh
+echo "$@" | grep requeue || echo "node1 $RECORD PreemptTime=${PREEMPTED:-None}"
+"""
+
+
+@pytest.fixture
+def submitted(tmp_path):
+    """A folder with all that a job file needs, and an scontrol that prints its requests."""
+    (tmp_path / "slurm").symlink_to(ROOT / "slurm")
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / "scontrol").write_text(SCONTROL)
+    (tmp_path / "scontrol").chmod(0o755)
+    return tmp_path
+
+
 @pytest.mark.parametrize("name", JOB_FILES)
-def test_job_file(name):
+def test_job_file(submitted, name):
     """Slurm starts the job with all nodes; after a failure, it ends all or, elastic, none."""
     by_gpu = environment() | {"SLURM_CPUS_PER_GPU": "4"}  # if not, --cpus-per-task is the job's own
     for env, cpus in (by_gpu, ""), (environment(), "1"):
         command = "bash", "-c", PRETEND_SLURM, ROOT / name, "50", "10"
-        lines = run(*command, env=env).stdout.splitlines()
+        lines = run(*command, folder=submitted, env=env).stdout.splitlines()
         assert lines[-3:] == ["50", "10", f"export= cpus={cpus} gpus="]
     text = (ROOT / name).read_text()
     if "#SBATCH --nodes=1\n" not in text:
@@ -47,22 +62,22 @@ def test_job_file(name):
 @pytest.mark.parametrize("name", JOB_FILES)
 def test_job_file_alone(name, tmp_path):
     """What a copied job file lacks is said as it starts, in a line."""
-    requeues = "slurm/requeue.sh" in (ROOT / name).read_text()
-    for missing in ["requeue.sh", ".venv"] if requeues else [".venv"]:
-        result = run("bash", "-c", PRETEND_SLURM, ROOT / name, folder=tmp_path)
-        assert result.returncode == 1 and result.stdout == ""
-        assert missing in result.stderr and result.stderr.count("\n") == 1
-        (tmp_path / "slurm").mkdir(exist_ok=True)
-        shutil.copy(ROOT / "slurm" / "requeue.sh", tmp_path / "slurm")
+    folder = tmp_path / "slurm"
+    folder.mkdir()
     # Of docs/containers.md: in place of activating .venv.
-    (tmp_path / "slurm" / "site.sh").write_text(snippet("containers.md", "module load"))
+    site = snippet("containers.md", "module load")
+    files = {"setup.sh": None, "site.sh": site, "requeue.sh": None}
+    if "slurm/requeue.sh" not in (ROOT / name).read_text():
+        del files["requeue.sh"]
+    for missing, text in files.items():
+        result = run("bash", "-c", PRETEND_SLURM, ROOT / name, folder=tmp_path)
+        assert result.returncode == 1 and "network" not in result.stdout
+        assert f"slurm/{missing}" in result.stderr and result.stderr.count("\n") == 1
+        (folder / missing).write_text(text or (ROOT / "slurm" / missing).read_text())
     result = run("bash", "-c", PRETEND_SLURM, ROOT / name, folder=tmp_path)
     assert re.match(r"module load .*\n(.*\n)*network ib0\n", result.stdout), result
 
 
-SCONTROL = """#!/bin/sh
-echo "$@" | grep requeue || echo "node1 $RECORD StartTime=2 PreemptTime=2"
-"""
 FAILS = re.sub(r"scontrol(.*\n)*}", "srun() { false; }", PRETEND_SLURM)
 
 
@@ -70,14 +85,33 @@ FAILS = re.sub(r"scontrol(.*\n)*}", "srun() { false; }", PRETEND_SLURM)
 @pytest.mark.parametrize(
     ("record", "job"), [("ArrayJobId=3", "3_4"), ("", "7")], ids=["array task", "started by one"]
 )
-def test_preempted_job_requeues_itself(tmp_path, name, record, job):
+def test_preempted_job_requeues_itself(submitted, name, record, job):
     """Also if an array task has submitted it, whose variables it has."""
-    (tmp_path / "scontrol").write_text(SCONTROL)
-    (tmp_path / "scontrol").chmod(0o755)
-    env = environment() | {"RECORD": record, "SLURM_ARRAY_JOB_ID": "3", "SLURM_ARRAY_TASK_ID": "4"}
-    env["PATH"] = f"{tmp_path}:{env['PATH']}"
-    result = run("bash", "-c", FAILS, ROOT / "slurm" / f"{name}.sbatch", env=env)
+    env = {"RECORD": record, "SLURM_ARRAY_JOB_ID": "3", "SLURM_ARRAY_TASK_ID": "4"}
+    env |= {"PREEMPTED": "2026-11-24T21:44:19", "PATH": f"{submitted}:{os.environ['PATH']}"}
+    job_file = ROOT / "slurm" / f"{name}.sbatch"
+    result = run("bash", "-c", FAILS, job_file, folder=submitted, env=environment() | env)
     assert result.stdout == f"requeue {job}\n", result.stderr
+
+
+@pytest.mark.parametrize("name", JOB_FILES)
+def test_gpus_are_missing(submitted, name):
+    """At first, this is the user's mistake; in a later life, Slurm's, and the job is requeued.
+
+    As after a failure: no more than ten times if nothing is ever saved.
+    """
+    command = FAILS.replace("SLURM_GPUS_ON_NODE=2", "X=2"), ROOT / name, "50", "10"
+    path = {"PATH": f"{submitted}:{os.environ['PATH']}"}
+    for life in range(11):
+        env = environment() | path | {"SLURM_RESTART_COUNT": f"{life}"}
+        result = run("bash", "-c", *command, folder=submitted, env=env)
+        if life == 0:
+            assert "ask for GPUs, as with --gpus-per-node=4" in result.stderr
+        else:
+            assert "Slurm has started the job without its GPUs" in result.stderr
+        requeued = 0 < life < 10
+        assert result.stdout == ("requeue 7\n" if requeued else ""), result
+        assert result.returncode == (not requeued)
 
 
 # The last epoch ends at the signal of a time limit, which Slurm is at first too busy to pass on.
@@ -88,8 +122,8 @@ ENDS = re.sub(r"srun(.*\n)*}", ENDS, PRETEND_SLURM)
 
 
 @pytest.mark.parametrize("name", ["preemptible", "elastic_ddp"])
-def test_complete_at_the_time_limit(name):
-    result = run("bash", "-c", ENDS, ROOT / "slurm" / f"{name}.sbatch")
+def test_complete_at_the_time_limit(submitted, name):
+    result = run("bash", "-c", ENDS, ROOT / "slurm" / f"{name}.sbatch", folder=submitted)
     assert (result.returncode, result.stderr) == (0, "")
 
 

@@ -7,7 +7,6 @@ import signal
 import sys
 import tempfile
 import time
-from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -255,7 +254,8 @@ def test_array(cluster, shell):
     """docs/job_files.md: a task for each seed; the signal of a time limit requeues only its own."""
     patch(shell.folder, "preemptible.py", PAUSE)
     job_file = (ROOT / "slurm" / "preemptible.sbatch").read_text()
-    sweep = job_file.replace("srun --label", snippet("job_files.md", "seeds=") + "srun --label")
+    last = "requeue_on_signal srun"
+    sweep = job_file.replace(last, snippet("job_files.md", "seeds=") + last)
     (shell.folder / "sweep.sbatch").write_text(sweep)
     page = (ROOT / "docs" / "job_files.md").read_text()
     (options,) = re.findall("^sbatch (--array.*) 50 10$", page, re.MULTILINE)
@@ -279,7 +279,7 @@ FAULTS = {
     "lost": "power off node3",
     "time limit": TIME_LIMIT,
     # As where Slurm uses cgroups: only what slurmstepd has started gets the signal.
-    "signal": "pkill -TERM --parent $(pgrep -d , slurmstepd) --full 'bash -c run'",
+    "signal": "pkill -TERM --parent $(pgrep -d , slurmstepd) --full 'requeue.sh torchrun'",
     "preemption": PREEMPT,
 }
 
@@ -295,7 +295,7 @@ def test_elastic(cluster, shell, fault):
         nodes=3
         export PET_RDZV_CONF=last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=5
         options="--partition=grace --gpus-per-node=1 --ntasks-per-node=2"
-        job=$(sbatch --parsable $options slurm/elastic_ddp.sbatch 8 2 --timeout 0.1)
+        job=$(sbatch --parsable $options slurm/elastic_ddp.sbatch 8 2 --timeout 6)
         until grep -q "epoch 2 " elastic_ddp-$job.out; do sleep 0.1; done 2>/dev/null
         {FAULTS[fault]}
         """,
@@ -303,7 +303,7 @@ def test_elastic(cluster, shell, fault):
     )
     assert job.wait() == 0, job.output
     output = log(shell.folder, "elastic_ddp")
-    starts = re.findall(r"rank 0 of (\d) starts", output)
+    starts = re.findall(r"rank 0 of (\d) on \S+ starts", output)
     if fault == "lost":
         assert starts.count("3") == 1 and starts[-1] == "2", output
     else:
@@ -326,20 +326,22 @@ def test_time_to_save(name, monkeypatch):
 # It does not answer the first question.
 BUSY_SCONTROL = """#!/bin/sh
 [ -e asked ] || { touch asked; exit 1; }
-echo ' StartTime=2020-01-%02dT00:00:00 PreemptTime=%s'
+echo ' PreemptTime=%s'
 """
 
 
 def requeue(folder, *arguments, day=1, preempted="None"):
-    """Runs slurm/requeue.sh for a job's life of that day, the first of which has number 1."""
+    """Requeues job 7, as slurm/requeue.sh does at the end of a life, each of which lasts a day."""
     scontrol = folder / "bin" / "scontrol"
     scontrol.parent.mkdir(exist_ok=True)
-    scontrol.write_text(BUSY_SCONTROL % (day, preempted))
+    scontrol.write_text(BUSY_SCONTROL % preempted)
     scontrol.chmod(0o755)
     if not (sleep := scontrol.with_name("sleep")).exists():
         sleep.symlink_to("/bin/true")
     env = {"PATH": f"{scontrol.parent}:{os.environ['PATH']}", "SLURM_RESTART_COUNT": f"{day - 1}"}
-    return run("bash", ROOT / "slurm" / "requeue.sh", "7", *arguments, folder=folder, env=env)
+    env["SLURM_JOB_ID"] = "7"
+    command = f'source {ROOT}/slurm/requeue.sh && requeue "$@"'
+    return run("bash", "-c", command, "bash", *arguments, folder=folder, env=env)
 
 
 @pytest.mark.parametrize(
@@ -348,6 +350,7 @@ def requeue(folder, *arguments, day=1, preempted="None"):
         (" ", "touch -d 2020-01-$DAY run.pt", 12),
         ("=", "[ -e run.pt ] || touch -d 2020-01-$DAY run.pt", 3),
         (" ", "mkdir -p disk/1; ln -sfn disk run.pt; touch -d 2020-01-$DAY disk/1/.metadata", 12),
+        (" ", "mkdir -p run.pt/1; touch -d 2020-01-$DAY run.pt/1/rank0", 10),  # never complete
         (" ", "true", 10),
     ],
 )
@@ -370,16 +373,51 @@ def test_requeued_while_it_makes_progress(tmp_path, sign, save, lives):
 
 def test_preempted_lives_do_not_count(tmp_path):
     """But what one of them has saved is progress: the lives before and after are not in a row."""
-    (tmp_path / "run.pt").touch()
-    saves = "--snapshot_path", "run.pt"
-    for day, preempted in enumerate(["None", "2020-01-02T23:00:00", "None"], 1):
-        hour = 12 if preempted != "None" else -1
-        saved = datetime(2020, 1, day) + timedelta(hours=hour)
-        os.utime(tmp_path / "run.pt", (saved.timestamp(),) * 2)
-        result = requeue(tmp_path, *saves, day=day, preempted=preempted)
-        assert result.returncode == 0, result.stderr
-    assert requeue(tmp_path, *saves, day=4, preempted="2020-01-04T23:00:00").returncode == 0
-    assert requeue(tmp_path, *saves, day=5).returncode == 1  # the second in a row
+    lives = [("saves", "None"), ("", "None"), ("saves", "2020-01-03T23:00:00"), ("", "None")]
+    lives += [("", "2020-01-05T23:00:00"), ("", "None")]
+    for day, (saves, preempted) in enumerate(lives, 1):
+        if saves:
+            (tmp_path / "snapshot.pt").write_text(f"{day}")
+        result = requeue(tmp_path, day=day, preempted=preempted)
+        last = day == len(lives)  # the second in a row that has saved nothing and was not preempted
+        assert result.returncode == last, (day, result)
+
+
+def test_lives_of_an_earlier_job_do_not_count(tmp_path):
+    """Of one with the same number, on a cluster before this one."""
+    (tmp_path / "snapshot.pt").touch()
+    assert [requeue(tmp_path, day=day).returncode for day in (1, 2, 3)] == [0, 0, 1]
+    assert [requeue(tmp_path, day=day).returncode for day in (1, 2, 3)] == [0, 0, 1]
+
+
+@pytest.mark.long
+def test_gpus_that_slurm_loses(cluster, shell):
+    """The job is requeued while a node is silent, which Slurm then gives up, and completes.
+
+    Slurm before 23.02.2 starts it without GPUs, as docs/elastic_job.md explains.
+    """
+    (shell.folder / "waits.py").write_text("""import os, time
+print("starts")
+if "SLURM_RESTART_COUNT" not in os.environ:
+    time.sleep(1000)
+""")
+    job = cluster(
+        """
+        options="--nodes=2 --gpus-per-node=1"
+        job=$(sbatch --parsable $options slurm/elastic_ddp.sbatch ./waits.py)
+        until grep -qs starts elastic_ddp-$job.out; do sleep 0.1; done
+        power off node2
+        scontrol requeue $job
+        until sinfo --noheader --nodes=node2 --format=%t | grep -q down; do sleep 0.1; done
+        power on node2
+        sinfo --version
+        """,
+        "-n 2 -g 2",
+    )
+    assert job.wait() == 0, job.output
+    output = log(shell.folder, "elastic_ddp")
+    if "slurm 22.05" in job.output:
+        assert "Slurm has started the job without its GPUs" in output, output
 
 
 @pytest.mark.nightly
@@ -624,7 +662,7 @@ def test_mpirun(cluster, shell):
     )
     assert job.wait() == 0, job.output
     for node in (1, 2):
-        assert len(re.findall(rf">:rank . of 4 starts on node{node} ", job.output)) == 2, job.output
+        assert len(re.findall(rf">:rank . of 4 on node{node} starts", job.output)) == 2, job.output
     assert_trained(shell.folder / "by_hand.pt", 4, 128)
     weights, _ = weights_and_momentum(shell.folder / "by_hand.pt")
     result, _ = weights_and_momentum(shell.folder / "mpirun.pt")
