@@ -441,7 +441,7 @@ def parse_args():
     parser.add_argument("--warmup_steps", type=positive_int, help="default: a tenth of training")
     parser.add_argument("--recompute", action="store_true", help="recompute activations")
     parser.add_argument("--compress", action="store_true", help="all-reduce gradients in float16")
-    parser.add_argument("--bucket_cap_mb", type=int, help="default: a first bucket of 1, then 25")
+    parser.add_argument("--bucket_cap_mb", type=positive_int, help="default: 1, then 25")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--peak_tflops", type=float, help="TFLOP/s of a device, for the MFU")
     parser.add_argument("--generate", type=int, default=300, help="bytes at the end; 0 for none")
@@ -463,8 +463,6 @@ def parse_args():
         parser.error("--val_tokens must be at least --context")
     if args.peak_tflops is not None and not 0 < args.peak_tflops < math.inf:
         parser.error("--peak_tflops must be more than 0")
-    if args.bucket_cap_mb is not None and args.bucket_cap_mb < 1:
-        parser.error("--bucket_cap_mb must be 1 or more")
     for path in args.text:
         if not path.is_file() or not os.access(path, os.R_OK):
             parser.error(f"cannot read --text {path}")

@@ -183,7 +183,7 @@ def parse_args():
     parser.add_argument("total_epochs", nargs="?", type=positive_int, default=50)
     parser.add_argument("save_every", nargs="?", type=positive_int, default=10, help="in epochs")
     parser.add_argument("--batch_size", type=positive_int, default=32, help="samples per device")
-    parser.add_argument("--micro_batch_size", type=int, default=8, help="samples per backward()")
+    parser.add_argument("--micro_batch_size", type=positive_int, default=8, help="in samples")
     parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
     parser.add_argument("--snapshot_path", default="snapshot.pt")
     parser.add_argument("--seed", type=int, default=0)
@@ -192,8 +192,6 @@ def parse_args():
         parser.error("start this script with torchrun, as its first lines show")
     if args.num_workers < 0:
         parser.error("--num_workers must be 0 or more")
-    if args.micro_batch_size < 1:
-        parser.error("--micro_batch_size must be 1 or more")
     if not args.snapshot_path or not os.access(os.path.dirname(args.snapshot_path) or ".", os.W_OK):
         parser.error(f"cannot write {args.snapshot_path}: create its folder, or set another path")
     return args

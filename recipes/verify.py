@@ -216,14 +216,12 @@ def parse_args():
     parser.add_argument("--num_workers", type=int, default=0, help="processes that load data")
     parser.add_argument("--snapshot_path", default="snapshot.pt")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--verify_every", type=int, default=100, help="steps per comparison")
+    parser.add_argument("--verify_every", type=positive_int, default=100, help="in steps")
     args = parser.parse_args()
     if "LOCAL_RANK" not in os.environ:
         parser.error("start this script with torchrun, as its first lines show")
     if args.num_workers < 0:
         parser.error("--num_workers must be 0 or more")
-    if args.verify_every < 1:
-        parser.error("--verify_every must be 1 or more")
     if not args.snapshot_path or not os.access(os.path.dirname(args.snapshot_path) or ".", os.W_OK):
         parser.error(f"cannot write {args.snapshot_path}: create its folder, or set another path")
     return args

@@ -30,7 +30,7 @@ class Training:
         self.port = free_port(2)
         script = patch(shell.folder, "by_hand/regroup.py", RECORD + setup)
         self.command = (
-            f"{script} {epochs} 1000 --timeout 0.05 {options} --coordinator localhost:{self.port}"
+            f"{script} {epochs} 1000 --timeout 3 {options} --coordinator localhost:{self.port}"
         )
         self.coordinator = shell.start(
             f"exec python by_hand/coordinator.py localhost:{self.port} {patience}"
