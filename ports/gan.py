@@ -15,16 +15,13 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 NOISE_SIZE = 8
 CENTERS = torch.tensor([[math.cos(k * math.pi / 4), math.sin(k * math.pi / 4)] for k in range(8)])
-CHECK_EVERY = 10  # steps after which the ranks ask whether to stop; fewer if a step takes seconds
+next_check = 1  # after this step, the ranks ask whether to stop
+started_at = time.monotonic()
 stop_requested = False
 
 
 class ResumableSampler(DistributedSampler):
     """Yields this rank's shard of the samples of an epoch, from sample `samples_run` on."""
-
-    def set_position(self, epoch, samples_run):
-        self.epoch = epoch
-        self.samples_run = samples_run
 
     def __iter__(self):
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
@@ -33,33 +30,19 @@ class ResumableSampler(DistributedSampler):
             yield order[(start + self.rank) % len(order)]  # pads with the first samples
 
 
-def start_process_group():
-    """Returns the device of this rank."""
-    if not torch.cuda.is_available():
-        dist.init_process_group("gloo")
-        return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    torch.cuda.set_device(device)
-    dist.init_process_group("nccl", device_id=device)
-    return device
-
-
-def leave_process_group():
-    if dist.get_backend() == "gloo":
-        time.sleep(0.1)  # else gloo may abort at exit (pytorch#190489)
-    dist.destroy_process_group()
-
-
 def request_stop(signum, frame):
     global stop_requested
     stop_requested = True
 
 
 def any_rank_stops(device):
-    """Returns whether a signal has reached any rank; all ranks must call it."""
-    stop = torch.tensor(float(stop_requested), device=device)
-    dist.all_reduce(stop, dist.ReduceOp.MAX)
-    return stop.item() > 0
+    """Returns whether a signal has reached any rank. A collective, run about once a second."""
+    global next_check
+    values = torch.tensor([float(stop_requested), time.monotonic() - started_at], device=device)
+    dist.all_reduce(values, dist.ReduceOp.MAX)
+    stop, seconds = values.tolist()  # waits for the GPU: too slow for every step
+    next_check += min(100, max(1, int(next_check / seconds)))  # steps in about a second
+    return stop > 0
 
 
 def save(state, path):
@@ -82,7 +65,8 @@ def load(path, data_key):
     starts = [None] * dist.get_world_size()
     dist.all_gather_object(starts, (snapshot["position"] if snapshot else None, data_key))
     if len(set(starts)) > 1:
-        sys.exit(f"ranks start at {starts}: share or copy the snapshot and the data")
+        dist.barrier()  # all ranks leave together
+        sys.exit(f"ranks start at {starts}: share the disk (or see own_disks.py), use one seed")
     if snapshot and snapshot["data_key"] != data_key:
         sys.exit(f"cannot resume: {path} is of {snapshot['data_key']}, not of {data_key}")
     if snapshot and dist.get_rank() == 0:
@@ -126,7 +110,9 @@ def train(generator, discriminator, loader, device, args):
     d_optimizer = torch.optim.Adam(discriminator.parameters(), lr=0.002, betas=(0.5, 0.999))
     loss_fn = nn.BCEWithLogitsLoss()
     fixed_noise = torch.randn(1000, NOISE_SIZE, device=device)
-    data_key = f"{len(loader.dataset)} samples"
+    sampler = loader.sampler
+    size = len(loader.dataset)
+    data_key = f"seed {sampler.seed}, {size} samples"
     epochs_run = 0
     samples_run = 0  # of the next epoch
     step = 0
@@ -153,7 +139,8 @@ def train(generator, discriminator, loader, device, args):
     for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, request_stop)
     for epoch in range(epochs_run, args.epochs):
-        loader.sampler.set_position(epoch, samples_run)
+        sampler.set_epoch(epoch)
+        sampler.samples_run = samples_run
         for points in loader:
             points = points.to(device)
             real = torch.ones(len(points), 1, device=device)
@@ -162,21 +149,21 @@ def train(generator, discriminator, loader, device, args):
             d_optimizer.zero_grad()
             with discriminator.no_sync():  # the next backward pass sums up both
                 loss_fn(discriminator(points), real).backward()
-            position = epoch * len(loader.dataset) + samples_run
-            drawn = generator(draw_noise(len(points), position, device))
+            noise = draw_noise(len(points), epoch * size + samples_run, device)
+            drawn = generator(noise)
             loss_fn(discriminator(drawn.detach()), fake).backward()
             d_optimizer.step()
 
             g_optimizer.zero_grad()
             loss_fn(discriminator.module(drawn), real).backward()
             g_optimizer.step()
-            samples_run += args.batch_size * dist.get_world_size()
+            samples_run = min(samples_run + args.batch_size * dist.get_world_size(), size)
             step += 1
-            stop = step % CHECK_EVERY == 0 and any_rank_stops(device)
+            stop = step == next_check and any_rank_stops(device)
             if stop or step % args.save_every == 0:
                 save_snapshot()
             if stop:
-                leave_process_group()
+                dist.destroy_process_group()
                 sys.exit("stopped by a signal")
         if dist.get_rank() == 0:
             distance = evaluate(generator.module, fixed_noise)
@@ -196,14 +183,22 @@ def parse_args():
 
 
 def main(args):
-    device = start_process_group()
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
     torch.manual_seed(0)
     points = make_points(2000)
     loader = DataLoader(points, args.batch_size, sampler=ResumableSampler(points))
     generator = make_model(NOISE_SIZE, 2).to(device)
     discriminator = make_model(2, 1).to(device)
     train(generator, discriminator, loader, device, args)
-    leave_process_group()
+    if device.type == "cpu":
+        time.sleep(0.1)  # else gloo may abort at exit (pytorch#190489)
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -15,16 +15,13 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 
-CHECK_EVERY = 10  # steps after which the ranks ask whether to stop; fewer if a step takes seconds
+next_check = 1  # after this step, the ranks ask whether to stop
+started_at = time.monotonic()
 stop_requested = False
 
 
 class ResumableSampler(DistributedSampler):
     """Yields this rank's shard of the samples of an epoch, from sample `samples_run` on."""
-
-    def set_position(self, epoch, samples_run):
-        self.epoch = epoch
-        self.samples_run = samples_run
 
     def __iter__(self):
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
@@ -33,33 +30,19 @@ class ResumableSampler(DistributedSampler):
             yield order[(start + self.rank) % len(order)]  # pads with the first samples
 
 
-def start_process_group():
-    """Returns the device of this rank."""
-    if not torch.cuda.is_available():
-        dist.init_process_group("gloo")
-        return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    torch.cuda.set_device(device)
-    dist.init_process_group("nccl", device_id=device)
-    return device
-
-
-def leave_process_group():
-    if dist.get_backend() == "gloo":
-        time.sleep(0.1)  # else gloo may abort at exit (pytorch#190489)
-    dist.destroy_process_group()
-
-
 def request_stop(signum, frame):
     global stop_requested
     stop_requested = True
 
 
 def any_rank_stops(device):
-    """Returns whether a signal has reached any rank; all ranks must call it."""
-    stop = torch.tensor(float(stop_requested), device=device)
-    dist.all_reduce(stop, dist.ReduceOp.MAX)
-    return stop.item() > 0
+    """Returns whether a signal has reached any rank. A collective, run about once a second."""
+    global next_check
+    values = torch.tensor([float(stop_requested), time.monotonic() - started_at], device=device)
+    dist.all_reduce(values, dist.ReduceOp.MAX)
+    stop, seconds = values.tolist()  # waits for the GPU: too slow for every step
+    next_check += min(100, max(1, int(next_check / seconds)))  # steps in about a second
+    return stop > 0
 
 
 def save(state, path):
@@ -82,7 +65,8 @@ def load(path, data_key):
     starts = [None] * dist.get_world_size()
     dist.all_gather_object(starts, (snapshot["position"] if snapshot else None, data_key))
     if len(set(starts)) > 1:
-        sys.exit(f"ranks start at {starts}: share or copy the snapshot and the data")
+        dist.barrier()  # all ranks leave together
+        sys.exit(f"ranks start at {starts}: share the disk (or see own_disks.py), use one seed")
     if snapshot and snapshot["data_key"] != data_key:
         sys.exit(f"cannot resume: {path} is of {snapshot['data_key']}, not of {data_key}")
     if snapshot and dist.get_rank() == 0:
@@ -138,7 +122,9 @@ def train(model, train_loader, val_loader, device, args):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=5e-4)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs)
     best_accuracy = 0.0
-    data_key = f"{len(train_loader.dataset)} samples"
+    sampler = train_loader.sampler
+    size = len(train_loader.dataset)
+    data_key = f"seed {sampler.seed}, {size} samples"
     epochs_run = 0
     samples_run = 0  # of the next epoch
     step = 0
@@ -166,7 +152,8 @@ def train(model, train_loader, val_loader, device, args):
     for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, request_stop)
     for epoch in range(epochs_run, args.epochs):
-        train_loader.sampler.set_position(epoch, samples_run)
+        sampler.set_epoch(epoch)
+        sampler.samples_run = samples_run
         train_loader.dataset.epoch = epoch
         model.train()
         for images, labels in train_loader:
@@ -174,13 +161,13 @@ def train(model, train_loader, val_loader, device, args):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            samples_run += args.batch_size * dist.get_world_size()
+            samples_run = min(samples_run + args.batch_size * dist.get_world_size(), size)
             step += 1
-            stop = step % CHECK_EVERY == 0 and any_rank_stops(device)
+            stop = step == next_check and any_rank_stops(device)
             if stop or step % args.save_every == 0:
                 save_snapshot()
             if stop:
-                leave_process_group()
+                dist.destroy_process_group()
                 sys.exit("stopped by a signal")
         scheduler.step()
         accuracy = evaluate(model.module, val_loader, device)
@@ -204,7 +191,13 @@ def parse_args():
 
 
 def main(args):
-    device = start_process_group()
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
     torch.manual_seed(0)
     train_set = Images(1000, 1, augment=True)
     train_loader = DataLoader(train_set, args.batch_size, sampler=ResumableSampler(train_set))
@@ -215,7 +208,9 @@ def main(args):
     if device.type == "cuda":  # on CPUs, torch has no SyncBatchNorm
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     train(model, train_loader, val_loader, device, args)
-    leave_process_group()
+    if device.type == "cpu":
+        time.sleep(0.1)  # else gloo may abort at exit (pytorch#190489)
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

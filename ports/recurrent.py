@@ -15,25 +15,9 @@ from torch import nn
 VOCAB_SIZE = 20
 HIDDEN_SIZE = 64
 CHUNK = 35  # tokens through which gradients flow back
-CHECK_EVERY = 10  # steps after which the ranks ask whether to stop; fewer if a step takes seconds
+next_check = 1  # after this step, the ranks ask whether to stop
+started_at = time.monotonic()
 stop_requested = False
-
-
-def start_process_group():
-    """Returns the device of this rank."""
-    if not torch.cuda.is_available():
-        dist.init_process_group("gloo")
-        return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    torch.cuda.set_device(device)
-    dist.init_process_group("nccl", device_id=device)
-    return device
-
-
-def leave_process_group():
-    if dist.get_backend() == "gloo":
-        time.sleep(0.1)  # else gloo may abort at exit (pytorch#190489)
-    dist.destroy_process_group()
 
 
 def request_stop(signum, frame):
@@ -42,10 +26,13 @@ def request_stop(signum, frame):
 
 
 def any_rank_stops(device):
-    """Returns whether a signal has reached any rank; all ranks must call it."""
-    stop = torch.tensor(float(stop_requested), device=device)
-    dist.all_reduce(stop, dist.ReduceOp.MAX)
-    return stop.item() > 0
+    """Returns whether a signal has reached any rank. A collective, run about once a second."""
+    global next_check
+    values = torch.tensor([float(stop_requested), time.monotonic() - started_at], device=device)
+    dist.all_reduce(values, dist.ReduceOp.MAX)
+    stop, seconds = values.tolist()  # waits for the GPU: too slow for every step
+    next_check += min(100, max(1, int(next_check / seconds)))  # steps in about a second
+    return stop > 0
 
 
 def save(state, path):
@@ -68,7 +55,8 @@ def load(path, data_key):
     starts = [None] * dist.get_world_size()
     dist.all_gather_object(starts, (snapshot["position"] if snapshot else None, data_key))
     if len(set(starts)) > 1:
-        sys.exit(f"ranks start at {starts}: share or copy the snapshot and the data")
+        dist.barrier()  # all ranks leave together
+        sys.exit(f"ranks start at {starts}: share the disk (or see own_disks.py), use one seed")
     if snapshot and snapshot["data_key"] != data_key:
         sys.exit(f"cannot resume: {path} is of {snapshot['data_key']}, not of {data_key}")
     if snapshot and dist.get_rank() == 0:
@@ -170,13 +158,13 @@ def train(model, train_columns, val_columns, args):
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 0.25)
             optimizer.step()
-            tokens_run = start + CHUNK
+            tokens_run = min(start + CHUNK, len(inputs))
             step += 1
-            stop = step % CHECK_EVERY == 0 and any_rank_stops(inputs.device)
+            stop = step == next_check and any_rank_stops(inputs.device)
             if stop or step % args.save_every == 0:
                 save_snapshot()
             if stop:
-                leave_process_group()
+                dist.destroy_process_group()
                 sys.exit("stopped by a signal")
         val_loss = evaluate(model.module, *val_columns)
         scheduler.step(val_loss)
@@ -201,14 +189,22 @@ def parse_args():
 
 
 def main(args):
-    device = start_process_group()
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
     if args.columns % dist.get_world_size() > 0:
         sys.exit("--columns must be a multiple of the number of ranks")
     torch.manual_seed(0)
     train_columns = [part.to(device) for part in make_columns(20_000, args.columns, seed=1)]
     val_columns = [part.to(device) for part in make_columns(5_000, args.columns, seed=2)]
     train(LanguageModel().to(device), train_columns, val_columns, args)
-    leave_process_group()
+    if device.type == "cpu":
+        time.sleep(0.1)  # else gloo may abort at exit (pytorch#190489)
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -19,15 +19,13 @@ from torch.utils.data import DataLoader, DistributedSampler
 SYLLABLES = ["ba", "de", "fi", "go", "ku", "lat", "men", "nir", "pos", "rut", "sam", "ten"]
 LETTERS = "_.abcdefghijklmnopqrstuvwxyz"  # "." starts and ends a word
 PADDING = LETTERS.index("_")
-CHECK_EVERY = 10  # steps after which the ranks ask whether to stop; fewer if a step takes seconds
+next_check = 1  # after this step, the ranks ask whether to stop
+started_at = time.monotonic()
 stop_requested = False
 
 
 class EndlessSampler(DistributedSampler):
     """Yields this rank's shard of endless epochs, starting at sample `samples_run` of all."""
-
-    def set_position(self, samples_run):
-        self.samples_run = samples_run
 
     def __iter__(self):
         size = len(self.dataset)
@@ -40,33 +38,19 @@ class EndlessSampler(DistributedSampler):
             yield order[sample % size]
 
 
-def start_process_group():
-    """Returns the device of this rank."""
-    if not torch.cuda.is_available():
-        dist.init_process_group("gloo")
-        return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    torch.cuda.set_device(device)
-    dist.init_process_group("nccl", device_id=device)
-    return device
-
-
-def leave_process_group():
-    if dist.get_backend() == "gloo":
-        time.sleep(0.1)  # else gloo may abort at exit (pytorch#190489)
-    dist.destroy_process_group()
-
-
 def request_stop(signum, frame):
     global stop_requested
     stop_requested = True
 
 
 def any_rank_stops(device):
-    """Returns whether a signal has reached any rank; all ranks must call it."""
-    stop = torch.tensor(float(stop_requested), device=device)
-    dist.all_reduce(stop, dist.ReduceOp.MAX)
-    return stop.item() > 0
+    """Returns whether a signal has reached any rank. A collective, run about once a second."""
+    global next_check
+    values = torch.tensor([float(stop_requested), time.monotonic() - started_at], device=device)
+    dist.all_reduce(values, dist.ReduceOp.MAX)
+    stop, seconds = values.tolist()  # waits for the GPU: too slow for every step
+    next_check += min(100, max(1, int(next_check / seconds)))  # steps in about a second
+    return stop > 0
 
 
 def save(state, path):
@@ -89,7 +73,8 @@ def load(path, data_key):
     starts = [None] * dist.get_world_size()
     dist.all_gather_object(starts, (snapshot["position"] if snapshot else None, data_key))
     if len(set(starts)) > 1:
-        sys.exit(f"ranks start at {starts}: share or copy the snapshot and the data")
+        dist.barrier()  # all ranks leave together
+        sys.exit(f"ranks start at {starts}: share the disk (or see own_disks.py), use one seed")
     if snapshot and snapshot["data_key"] != data_key:
         sys.exit(f"cannot resume: {path} is of {snapshot['data_key']}, not of {data_key}")
     if snapshot and dist.get_rank() == 0:
@@ -138,7 +123,8 @@ def evaluate(model, loader, device):
 
 def train(model, train_loader, val_loader, device, args):
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    data_key = f"{len(train_loader.dataset)} samples"
+    sampler = train_loader.sampler
+    data_key = f"seed {sampler.seed}, {len(train_loader.dataset)} samples"
     steps_run = 0
     samples_run = 0  # in these steps, on all ranks
     if snapshot := load(args.snapshot_path, data_key):
@@ -158,8 +144,9 @@ def train(model, train_loader, val_loader, device, args):
 
     for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, request_stop)
-    train_loader.sampler.set_position(samples_run)
+    sampler.samples_run = samples_run
     batches = iter(train_loader)
+    start_step = steps_run
     for step in range(steps_run, args.steps + 1):
         if step % args.eval_every == 0:
             val_loss = evaluate(model.module, val_loader, device)
@@ -178,11 +165,11 @@ def train(model, train_loader, val_loader, device, args):
         optimizer.step()
         steps_run = step + 1
         samples_run += args.batch_size * dist.get_world_size()
-        stop = steps_run % CHECK_EVERY == 0 and any_rank_stops(device)
+        stop = steps_run - start_step == next_check and any_rank_stops(device)
         if stop or steps_run % args.save_every == 0 or steps_run == args.steps:
             save_snapshot()
         if stop:
-            leave_process_group()
+            dist.destroy_process_group()
             sys.exit("stopped by a signal")
 
 
@@ -197,7 +184,13 @@ def parse_args():
 
 
 def main(args):
-    device = start_process_group()
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
     torch.manual_seed(0)
     train_set = make_words(2048, 1)
     sampler = EndlessSampler(train_set)
@@ -206,7 +199,9 @@ def main(args):
     val_shard = val_set[dist.get_rank() :: dist.get_world_size()]
     val_loader = DataLoader(val_shard, args.batch_size, collate_fn=collate)
     train(Model().to(device), train_loader, val_loader, device, args)
-    leave_process_group()
+    if device.type == "cpu":
+        time.sleep(0.1)  # else gloo may abort at exit (pytorch#190489)
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

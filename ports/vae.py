@@ -19,23 +19,16 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
 N_LATENT = 4
-CHECK_EVERY = 10  # steps after which the ranks ask whether to stop; fewer if a step takes seconds
+next_check = 1  # after this step, the ranks ask whether to stop
+started_at = time.monotonic()
 stop_requested = False
 
 
-class GlobalBatchSampler(DistributedSampler):
+class ResumableSampler(DistributedSampler):
     """Yields this rank's shard of each global batch of an epoch, from sample `samples_run` on."""
-
-    def __init__(self, dataset, global_batch_size):
-        super().__init__(dataset)
-        self.global_batch_size = global_batch_size
 
     def __len__(self):
         return len(range(0, len(self.dataset), self.global_batch_size))
-
-    def set_position(self, epoch, samples_run):
-        self.epoch = epoch
-        self.samples_run = samples_run
 
     def __iter__(self):
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
@@ -46,33 +39,19 @@ class GlobalBatchSampler(DistributedSampler):
             yield shard or global_batch[:1]  # DDP needs a batch on every rank
 
 
-def start_process_group():
-    """Returns the device of this rank."""
-    if not torch.cuda.is_available():
-        dist.init_process_group("gloo")
-        return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    torch.cuda.set_device(device)
-    dist.init_process_group("nccl", device_id=device)
-    return device
-
-
-def leave_process_group():
-    if dist.get_backend() == "gloo":
-        time.sleep(0.1)  # else gloo may abort at exit (pytorch#190489)
-    dist.destroy_process_group()
-
-
 def request_stop(signum, frame):
     global stop_requested
     stop_requested = True
 
 
 def any_rank_stops(device):
-    """Returns whether a signal has reached any rank; all ranks must call it."""
-    stop = torch.tensor(float(stop_requested), device=device)
-    dist.all_reduce(stop, dist.ReduceOp.MAX)
-    return stop.item() > 0
+    """Returns whether a signal has reached any rank. A collective, run about once a second."""
+    global next_check
+    values = torch.tensor([float(stop_requested), time.monotonic() - started_at], device=device)
+    dist.all_reduce(values, dist.ReduceOp.MAX)
+    stop, seconds = values.tolist()  # waits for the GPU: too slow for every step
+    next_check += min(100, max(1, int(next_check / seconds)))  # steps in about a second
+    return stop > 0
 
 
 def save(state, path):
@@ -88,18 +67,15 @@ def save(state, path):
 
 
 def load(path, data_key):
-    """Returns the newest snapshot of any node, on every rank, or None where there is none yet."""
+    """Returns the snapshot that all ranks resume from, or None where there is none yet."""
     snapshot = None
     with contextlib.suppress(FileNotFoundError):  # the only error that means there is none yet
         snapshot = torch.load(path, map_location="cpu", weights_only=True)
     starts = [None] * dist.get_world_size()
-    dist.all_gather_object(starts, (snapshot["position"] if snapshot else (0, 0), data_key))
-    if len({data_key for _, data_key in starts}) > 1:
-        sys.exit(f"ranks start at {starts}: use the same data")
+    dist.all_gather_object(starts, (snapshot["position"] if snapshot else None, data_key))
     if len(set(starts)) > 1:
-        newest = [snapshot]
-        dist.broadcast_object_list(newest, src=starts.index(max(starts)))
-        (snapshot,) = newest
+        dist.barrier()  # all ranks leave together
+        sys.exit(f"ranks start at {starts}: share the disk (or see own_disks.py), use one seed")
     if snapshot and snapshot["data_key"] != data_key:
         sys.exit(f"cannot resume: {path} is of {snapshot['data_key']}, not of {data_key}")
     if snapshot and dist.get_rank() == 0:
@@ -170,8 +146,9 @@ def evaluate(model, images):
 
 def train(model, train_loader, val_images, device, args):
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    sampler = train_loader.batch_sampler
     size = len(train_loader.dataset)
-    data_key = f"{size} samples"
+    data_key = f"seed {sampler.seed}, {size} samples"
     epochs_run = 0
     samples_run = 0  # of the next epoch
     step = 0
@@ -193,7 +170,8 @@ def train(model, train_loader, val_images, device, args):
     for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, request_stop)
     for epoch in range(epochs_run, args.epochs):
-        train_loader.batch_sampler.set_position(epoch, samples_run)
+        sampler.set_epoch(epoch)
+        sampler.samples_run = samples_run
         for images in train_loader:
             global_size = min(args.batch_size, size - samples_run)
             local_size = len(range(dist.get_rank(), global_size, dist.get_world_size()))  # may be 0
@@ -208,11 +186,11 @@ def train(model, train_loader, val_images, device, args):
             optimizer.step()
             samples_run += global_size
             step += 1
-            stop = step % CHECK_EVERY == 0 and any_rank_stops(device)
+            stop = step == next_check and any_rank_stops(device)
             if stop or step % args.save_every == 0:
                 save_snapshot()
             if stop:
-                leave_process_group()
+                dist.destroy_process_group()
                 sys.exit("stopped by a signal")
         if dist.get_rank() == 0:
             print(f"epoch {epoch + 1}: error {evaluate(model.module, val_images):.4f}")
@@ -231,14 +209,23 @@ def parse_args():
 
 
 def main(args):
-    device = start_process_group()
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
     torch.manual_seed(0)
     train_set = make_images(1025, 1)
-    sampler = GlobalBatchSampler(train_set, args.batch_size)
+    sampler = ResumableSampler(train_set)
+    sampler.global_batch_size = args.batch_size
     train_loader = DataLoader(train_set, batch_sampler=sampler)
     val_images = make_images(501, 2).to(device)
     train(VAE().to(device), train_loader, val_images, device, args)
-    leave_process_group()
+    if device.type == "cpu":
+        time.sleep(0.1)  # else gloo may abort at exit (pytorch#190489)
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

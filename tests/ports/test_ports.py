@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from ports import images_single
 from tools.launch.jobs import free_port
-from tools.pages.fences import units
+from tools.pages.fences import stripped, units
 
 ORDER = read_script("order.py")
 # It draws the noise of the k-th sample, and of those of its batch, from the seed k.
@@ -34,7 +34,8 @@ def write_weights(args):
     weights = [parameter.detach() for group in groups for parameter in group["params"]]
     torch.save(weights, f"rank{os.environ.get('RANK', '')}.weights")
 """
-FAULT = read_script("fault.py")
+TENTH_STEP = read_script("tenth_step.py")
+FAULT = TENTH_STEP + read_script("fault.py")
 # Adam hides a constant factor of the gradients.
 SGD = """
 def sgd(parameters, **options):
@@ -148,7 +149,7 @@ def test_two_ranks_train_as_the_original(shell, port, dtype, tolerance):
 def test_resumed_on_another_number_of_ranks(shell, port):
     """Killed on two ranks and resumed on four, a run ends with the weights of the original.
 
-    vae.py needs the snapshot on one node only, any one; the others refuse such a start.
+    All four must find the snapshot.
     """
     one, two, new = (shell.folder / name for name in ("one", "two", "new"))
     setup = f"torch.set_default_dtype(torch.float64)\n{WEIGHTS}{port.equal_setup}\n"
@@ -157,13 +158,9 @@ def test_resumed_on_another_number_of_ranks(shell, port):
     script = patch(shell.folder, f"ports/{port.name}.py", setup + FAULT)
     shell.ranks_on([two] * 2, f"{script} {port.two} --save_every 5", FAULT="step 23 9").wait()
     resume = f"{script} {port.two.replace('32', '16')}"
-    job = shell.ranks_on([new, two, two, two], resume)
-    if port.name != "vae":
-        job.fails("ranks start at", "share or copy the snapshot and the data")
-        job = shell.ranks_on([two] * 4, resume)
-    assert "resumes from" in job.succeeds()
-    folder = new if port.name == "vae" else two
-    assert max_abs_diff(load(one / "rank0.weights"), load(folder / "rank0.weights")) < 1e-12
+    shell.ranks_on([new, two, two, two], resume).fails("ranks start at", "share the disk")
+    assert "resumes from" in shell.ranks_on([two] * 4, resume).succeeds()
+    assert max_abs_diff(load(one / "rank0.weights"), load(two / "rank0.weights")) < 1e-12
 
 
 @pytest.mark.long
@@ -188,6 +185,55 @@ def test_resumed_bit_for_bit(shell, port):
             assert equal_snapshots(load(path), load(folder / path.name)), (fault, path.name)
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments", "position"),
+    first(
+        1,
+        [
+            ("images", "1 --batch_size 32 --save_every 16", (0, 1000)),
+            ("gan", "1 --batch_size 32 --save_every 32", (0, 2000)),
+            ("recurrent", "1 --save_every 29", (0, 999)),
+            ("vae", "1 --save_every 17", (0, 1025)),
+        ],
+    ),
+)
+def test_position_ends_with_the_data(shell, name, arguments, position):
+    """Killed after the last step of an epoch, whose last global batch is smaller."""
+    script = patch(shell.folder, f"ports/{name}.py", FAULT)
+    assert shell.ranks(f"{script} {arguments}", world_size=2, FAULT="saved 1 9").wait() != 0
+    assert load(shell.folder / "snapshot.pt")["position"] == position
+
+
+# Each step takes 0.3 seconds; rank 1 gets a signal at the fifth.
+SLOW_STEPS = """
+from torch.optim.optimizer import register_optimizer_step_post_hook
+steps = 0
+@register_optimizer_step_post_hook
+def slow_down(optimizer, args, options):
+    global steps
+    steps += 1
+    time.sleep(0.3)
+    if steps == 5 and os.environ["RANK"] == "1":
+        os.kill(os.getpid(), 15)
+@before(script, "save")
+def log_steps(state, path):
+    print(steps, "steps")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "begin", "resume"),
+    first(1, [("text", "40 --batch_size 32", "80"), ("images", "1 --batch_size 32", "3")]),
+)
+def test_a_signal_is_seen_within_a_second(shell, name, begin, resume):
+    """Of a resumed run, too, whose steps are counted from its start."""
+    shell.ranks(f"ports/{name}.py {begin}", world_size=2).succeeds()
+    script = patch(shell.folder, f"ports/{name}.py", SLOW_STEPS)
+    job = shell.ranks(f"{script} {resume} --batch_size 32", world_size=2)
+    job.fails("stopped by a signal")
+    assert 5 <= int(re.findall(r"(\d+) steps", job.output)[0]) <= 9
+
+
 # The 20th step of the first life says that it is reached, and those after it take their time.
 REACHED = """
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -207,7 +253,7 @@ def reach(optimizer, args, options):
 def test_requeued_on_a_cluster(cluster, shell, port):
     """At the signal of a time limit the job saves, is requeued, and ends as an unbroken one."""
     unbroken = shell.folder / "unbroken"
-    script = patch(shell.folder, f"ports/{port.name}.py", port.setup + REACHED)
+    script = patch(shell.folder, f"ports/{port.name}.py", port.setup + TENTH_STEP + REACHED)
     usual = patch(shell.folder, f"ports/{port.name}.py", port.setup, name="usual.py")
     shell.ranks_on([unbroken] * 2, f"{usual} {port.two}").succeeds()
     stage = "elastic_ddp" if port.name == "vae" else "preemptible"
@@ -268,11 +314,14 @@ after(script, "main")(lambda args: print(len(buckets), "buckets"))
 
 
 @pytest.mark.parametrize(
-    "function",
-    ["start_process_group", "leave_process_group", "request_stop", "any_rank_stops", "save"],
+    ("unit", "shared"),
+    [(name, slice(None)) for name in ("request_stop", "any_rank_stops", "save", "load")]
+    + [("constants", slice(-3, None)), ("main", slice(8)), ("main", slice(-3, None))],
 )
-def test_function_is_the_same_in_each_port(function):
-    assert len({tuple(units(f"ports/{port.name}.py")[function]) for port in PORTS}) == 1
+def test_lines_are_the_same_in_each_port(unit, shared):
+    """Of the constants, the last three; of main, how it starts and how it ends."""
+    scripts = [units(f"ports/{port.name}.py") for port in PORTS]
+    assert len({tuple(stripped(script[unit])[shared]) for script in scripts}) == 1
 
 
 def test_images_are_evaluated_exactly(shell):
