@@ -18,7 +18,7 @@ def run_and_record(self, inputs, targets):
     if not os.path.exists("calm"):
         time.sleep(0.01 + 0.001 * min(self.epochs_run, 40) ** 2)
     began = time.time()
-    position = (self.epochs_run, self.samples_run)
+    position = (self.epochs_run, self.samples_run + self.args.global_batch_size)  # afterwards
     run_batch(self, inputs, targets)
     event = began, position, self.group.number, script.dist.get_world_size()
     record.write(json.dumps(event) + "\n")
