@@ -124,7 +124,8 @@ def test_error_of_the_audit_is_not_the_scripts(tmp_path, hook):
 @pytest.mark.long
 def test_data_workers_that_get_signals(tmp_path):
     """As under torchrun, which signals each rank's whole process group."""
-    source = (ROOT / "preemptible.py").read_text().replace("=start_own_session", "=print")
+    source = (ROOT / "preemptible.py").read_text()
+    source = source.replace("=lambda worker_id: os.setsid()", "=print")
     (tmp_path / "faulty.py").write_text(source)
     found = audit(tmp_path, tmp_path / "faulty.py", "2", "1", "--num_workers=1")
     (place,) = [f.place for f in found if f.kind == "wrong" and "worker_init_fn" in f.text]

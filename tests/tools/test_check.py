@@ -65,7 +65,7 @@ def test_a_model_of_ones_own(tmp_path):
         "    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)\n"
     )
     source = source[:start] + own + source[end:]
-    (tmp_path / "own.py").write_text(source.replace("self.total_loss.zero_()", "pass"))
+    (tmp_path / "own.py").write_text(source.replace("self.totals.zero_()", "pass"))
     result = check("singlegpu", tmp_path / "own.py", "--task", tmp_path / "task.py:make_task")
     assert result.stderr == "1 of 14 checks failed\n", result.stdout + result.stderr
     assert result.stdout.count("  ok  ") == 13

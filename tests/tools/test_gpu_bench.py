@@ -101,9 +101,8 @@ def test_steps_are_those_of_pretrain(tmp_path, monkeypatch):
         optimizer=optimizers[0],
         loss_fn=pretrain.next_byte_loss,
         autocast=contextlib.nullcontext(),
-        total_loss=torch.zeros(()),
-        recent_loss=torch.zeros(()),
-        recent_samples=0,
+        totals=torch.zeros(2),
+        recent_totals=torch.zeros(2),
         first_bad_step=torch.tensor(torch.inf),
         samples_run=0,
         train_loader=SimpleNamespace(batch_size=4, dataset=range(20)),
@@ -117,10 +116,10 @@ def test_steps_are_those_of_pretrain(tmp_path, monkeypatch):
     for _ in range(5):
         inputs, targets = nanogpt_loop.get_batch(text, args, torch.device("cpu"))
         assert torch.equal(inputs[:, 1:], targets[:, :-1])
-        trainer.total_loss.zero_()
+        trainer.totals.zero_()
         pretrain.Trainer._run_batch(trainer, inputs, targets)
         loss = nanogpt_loop.compute_loss(models[1], inputs, targets)
-        assert loss.detach() == trainer.total_loss / len(inputs)
+        assert loss.detach() == trainer.totals[0] / len(inputs)
         nanogpt_loop.update(models[1], loss, optimizers[1])
     for weights, expected in zip(*(model.parameters() for model in models[::-1]), strict=True):
         assert torch.equal(weights, expected)

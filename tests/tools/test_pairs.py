@@ -113,8 +113,8 @@ script.configure_optimizer = muon["configure_optimizer"]
 SAME_LOSS = """
 @after(script.Trainer, "_run_batch")
 def share_loss(self, inputs, targets):
-    script.dist.all_reduce(self.total_loss)
-    self.total_loss /= script.dist.get_world_size()
+    script.dist.all_reduce(self.totals)
+    self.totals /= script.dist.get_world_size()
 """
 
 

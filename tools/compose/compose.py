@@ -109,7 +109,7 @@ def fold(parts, lines, resolve):
 
 def mark(part, old, ours, theirs):
     """Returns how a conflict was resolved, or its sides and what both replace, as git's diff3."""
-    if (known := resolutions.find(part, ours, theirs)) is not None:
+    if (known := resolutions.find(part, old, ours, theirs)) is not None:
         return known
     first = " and ".join(dict.fromkeys(name for _, name in ours if name)) or "the others"
     start, base, middle = (f"<<<<<<< {first}", None), ("||||||| before", None), ("=======", None)
@@ -136,8 +136,12 @@ def meet(parts):
 def is_met(known):
     """Tells whether the files of a resolution still meet in the conflict that it settles."""
     lines, met = meet(known.parts)
+    if not (known.ours or known.theirs):  # an order
+        return bool(met)
     if known.theirs is None:
-        return len(resolutions.places(lines, known.ours)) == 1
+        in_conflict = any(known in entries for entries in resolutions.orders().values())
+        wanted = known.lines if in_conflict else known.ours
+        return len(resolutions.places(lines, wanted)) == 1
     return [known.ours, known.theirs] in met
 
 

@@ -48,6 +48,7 @@ SEVERAL = ONE.replace("starts", "starts processes").replace("seed", "seed dropou
 MULTINODE = Stage(f"{SEVERAL} gpus device restart disks")
 BY_HAND = Stage(f"{SEVERAL} gpus device restart", TORCHRUN, own_weights=True)
 SIGNALS = f"{SEVERAL} gpus device restart signal"
+ELASTIC_DDP = Stage(f"{SIGNALS} disks node", ELASTIC, "--global_batch_size 89", batch=89)
 FSDP = Stage(  # resume: see signal
     "starts processes names batch samples order weights loss log device signal sharded",
     options=GPT_OPTIONS,
@@ -65,13 +66,14 @@ STAGES = {
     "multinode": MULTINODE,
     "resumable": MULTINODE._replace(checks=f"{SEVERAL} gpus device restart steps disks"),
     "preemptible": MULTINODE._replace(checks=f"{SIGNALS} disks"),
-    "elastic_ddp": Stage(f"{SIGNALS} newest node", ELASTIC, "--global_batch_size 89", batch=89),
+    "elastic_ddp": ELASTIC_DDP,
     "recipes/gradient_accumulation": MULTINODE._replace(
         options="--batch_size 24 --micro_batch_size 8"
     ),
     "recipes/mixed_precision": MULTINODE._replace(max_diff=0.02),
     "recipes/profiler": MULTINODE,
     "recipes/tensorboard_logging": MULTINODE,
+    "recipes/save_after_failure": ELASTIC_DDP._replace(checks=f"{SIGNALS} newest node"),
     "by_hand/ddp": BY_HAND,
     "by_hand/zero": BY_HAND._replace(checks=f"{BY_HAND.checks} state", shards=True),
     "by_hand/fsdp": BY_HAND._replace(

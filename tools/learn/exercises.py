@@ -149,9 +149,10 @@ class Fill(FileExercise):
         return {n for n, unit in enumerate(units) if unit in named}
 
     def unit(self, cut, piece):
-        """Returns the unit of a piece."""
-        lines = {*digests(cut.lines({piece}))}
-        return next(unit for unit in load()[self.script] if lines <= {*split(unit["lines"])})
+        """Returns the unit of a piece; while a new line has no answer, it is one of its own."""
+        lines = digests(cut.lines({piece}))
+        known = (u for u in load()[self.script] if {*lines} <= {*split(u["lines"])})
+        return next(known, {"lines": "".join(lines), "without": ""})
 
     def source(self):
         """Returns the script, with what its page says of each gap."""
@@ -162,7 +163,8 @@ class Fill(FileExercise):
         first = {text.starts[n]: n for n in sorted(pieces, reverse=True)}  # of those in one place
         for start, piece in sorted(first.items(), reverse=True):
             indent = re.match(" *", cut.lines({piece})[-1][1:])[0]
-            gap = f"{indent}{GAP}. Without it, {self.unit(cut, piece)['without']}"
+            without = self.unit(cut, piece)["without"]
+            gap = f"{indent}{GAP}. " + (f"Without it, {without}" if without else "")
             lines[start - 1 : start - 1] = textwrap.wrap(gap, 98, subsequent_indent=f"{indent}# ")
         return "\n".join(lines) + "\n"
 

@@ -39,11 +39,13 @@ def note_values(frame):
     if dist.is_initialized():
         note("rank", dist.get_rank())
     note("attempt", os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    for name in ("epochs_run", "samples_run", "stop_requested", "total_loss", "loss"):
+    for name in ("epochs_run", "samples_run", "stop_requested", "totals", "loss"):
         value = names.get(name)
         if value is None and name != "loss":
             value = getattr(names.get("self"), name, None)
-        if isinstance(value, bool | int | float) or getattr(value, "ndim", None) == 0:
+        if name == "totals" and isinstance(value, torch.Tensor):  # of losses and of samples
+            note(name, ", ".join(f"{total:.6g}" for total in value.tolist()))
+        elif isinstance(value, bool | int | float) or getattr(value, "ndim", None) == 0:
             note(name, value)
     note_model()
 
