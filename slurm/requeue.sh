@@ -54,7 +54,7 @@ requeue() {
 }
 
 run() {  # in the background: while a command runs in the foreground, Bash runs no trap
-  set +e  # its failure does not end a job file: lines below may look at why it has failed
+  set +e  # a failure does not end the job file at once: lines below may look at why
   stopped=
   trap 'stopped=USR1; until scancel --signal=TERM "$job"; do sleep 5; done' USR1
   "$@" &
@@ -63,12 +63,12 @@ run() {  # in the background: while a command runs in the foreground, Bash runs 
 }
 
 requeue_on_failure() {
-  run "$@" && return
+  run "$@" && exit
   [[ $stopped != TERM ]] && requeue "$@"
 }
 
 requeue_on_signal() {
-  run "$@" && return
+  run "$@" && exit
   if [[ $stopped == USR1 ]] || preempted; then
     requeue "$@"
     exit

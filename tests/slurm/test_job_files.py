@@ -114,6 +114,17 @@ def test_gpus_are_missing(submitted, name):
         assert result.returncode == (not requeued)
 
 
+@pytest.mark.parametrize(("status", "below"), [(0, ""), (1, "below\n")])
+def test_lines_below_the_command(submitted, status, below):
+    """As those of docs/recipes/step_timeout.md, they run after a failure only."""
+    job_file = submitted / "job.sbatch"
+    job_file.write_text((ROOT / "slurm" / "preemptible.sbatch").read_text() + "echo below\n")
+    command = FAILS.replace("false", f"return {status}")
+    env = environment() | {"PATH": f"{submitted}:{os.environ['PATH']}"}
+    result = run("bash", "-c", command, job_file, folder=submitted, env=env)
+    assert (result.stdout, result.returncode) == (below, 0), result
+
+
 # The last epoch ends at the signal of a time limit, which Slurm is at first too busy to pass on.
 ENDS = """srun() { trap 'exit 0' TERM; kill -USR1 $$; while :; do sleep 0.1; done; }
 scancel() { [[ -v asked ]] || { asked=1; return 1; }; kill $!; }

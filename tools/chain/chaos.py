@@ -114,7 +114,7 @@ FAULT_TYPES += [requeue, preemption]
 class ChaosRun:
     def __init__(self, args):
         self.args = args
-        self.started, self.last_rescheduled = time.monotonic(), -math.inf
+        self.started = time.monotonic()
         self.last_explained = time.monotonic()  # when a reason was known why the job does not run
         self.starts, self.last_start = 0, -math.inf  # of ranks
         script = "own_disks.py" if args.local_disks else "elastic_ddp.py"
@@ -130,15 +130,16 @@ class ChaosRun:
         print(f"{time.monotonic() - self.started:5.0f} s  {text}", flush=True)
 
     def running(self):
-        """Returns whether the job is in the queue; a requeued one need not wait for two minutes."""
+        """Returns whether the job is in the queue.
+
+        A requeued one waits for 16 s, by the cluster's cred_expire. If it started sooner, a slurmd
+        that ends the former life, and looks every 10 s whether it has, might end the new one, too.
+        """
         command = ["squeue", "--noheader", f"--jobs={self.job}", "--format=%T %r"]
         answer = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
         if answer.returncode:  # a controller that is too busy to answer is no end of the job
             return "Invalid job id" not in answer.stderr
         state = answer.stdout.split()
-        if state == ["PENDING", "BeginTime"] and time.monotonic() > self.last_rescheduled + 10:
-            run("scontrol", "update", f"JobId={self.job}", "StartTime=now+3")
-            self.last_rescheduled = time.monotonic()
         if state != ["PENDING", "Resources"] or set(run("sinfo", "-ho%t").split()) != {"idle"}:
             self.last_explained = time.monotonic()
         elif time.monotonic() > self.last_explained + 10:
