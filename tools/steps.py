@@ -87,12 +87,12 @@ GPT = [
     Step("gpt/pretrain.py", "gpt/slow_network.py", 15),
     Step("gpt/fsdp.py", "gpt/local_sgd.py", 56),
 ]
-PORTS = [  # of scripts that are not ours: the whole series in one step
+PORTS = [  # of scripts on one device, typical but our own: the whole series in one step
     Step("ports/images_single.py", "ports/images.py", 135),
     Step("ports/text_single.py", "ports/text.py", 125),
     Step("ports/gan_single.py", "ports/gan.py", 134),
     Step("ports/recurrent_single.py", "ports/recurrent.py", 125),
-    Step("ports/vae_single.py", "ports/vae.py", 157),
+    Step("ports/vae_single.py", "ports/vae.py", 150),
 ]
 STAGES = [STEPS[0].base, *(step.file for step in STEPS)]
 ALL = STEPS + JOB_STEPS + RECIPES + LATER_RECIPES + BY_HAND + GPT
