@@ -126,31 +126,30 @@ def test_cascade_goes_round_a_conflict(copy):
     assert (copy / "gpt/schedule.py").read_text() == before
 
 
-SCALED = "loss * local_size / global_size * dist.get_world_size()  # DDP averages over ranks"
-SCALED_TWICE = "loss * dist.get_world_size()\n        loss = loss * local_size / global_size"
-
-
+SHARD = "            yield shard or global_batch[:1]  # DDP needs a batch on every rank"
+SIZE = "    sampler.global_batch_size = args.global_batch_size"
+SCALED = "(loss * size / global_size * dist.get_world_size())"
 OWNED = """from tools import steps
 from tools.units import stored
 lines = steps.diff_lines("preemptible.py", "elastic_ddp.py")
-print(None not in stored.owners(lines, stored.load()["elastic_ddp.py"]))
+print(stored.owners(lines, stored.load()["elastic_ddp.py"]).count(None))
 """
 
 
 def test_cascade_carries_what_quotes_the_lines(copy):
     """A fault, what two files become together, and the answer to what falls without a line."""
-    edit(copy / "elastic_ddp.py", SCALED, SCALED_TWICE)
+    unanswered = run("python", "-c", OWNED, folder=copy).stdout
+    edit(copy / "elastic_ddp.py", SHARD, SHARD.replace("global_batch[", "order["))
+    edit(copy / "elastic_ddp.py", SIZE, f"{SIZE} * 1")
     result = cascade(copy, "elastic_ddp.py")
     assert result.returncode == 0, result.stderr
-    for name in ("judge/faults.diff", "compose/resolutions.txt"):
-        assert SCALED not in (copy / "tools" / name).read_text()
-    assert run("python", "-c", OWNED, folder=copy).stdout == "True\n"
-    faults = "from tools.judge.faults import FAULTS; [fault.source() for fault in FAULTS]"
-    assert run("python", "-c", faults, folder=copy).returncode == 0
-    files = ["elastic_ddp.py", "recipes/mixed_precision.py", "--output", "both.py"]
+    for name in ("tests/tools/judge/messages.diff", "tools/compose/resolutions.txt"):
+        assert not {SHARD, f"-{SHARD}", SIZE} & {*(copy / name).read_text().splitlines()}
+    assert run("python", "-c", OWNED, folder=copy).stdout == unanswered
+    files = ["elastic_ddp.py", "recipes/evaluate.py", "--output", "both.py"]
     result = run("python", "-m", "tools.compose", *files, folder=copy)
     assert result.returncode == 0, result.stderr
-    assert SCALED_TWICE in (copy / "both.py").read_text()
+    assert f"{SIZE} * 1" in (copy / "both.py").read_text()
 
 
 def test_cascade_names_what_it_cannot_carry(copy):
@@ -160,13 +159,15 @@ def test_cascade_names_what_it_cannot_carry(copy):
     run("git", "add", "docs", folder=copy)
     edit(copy / "recipes" / "verify.py", "count(v) <= len", "count(v) < 1 + len")
     edit(copy / "by_hand" / "ddp.py", "self.flat /= dist.", "self.flat = self.flat / dist.")
-    edit(copy / "multigpu.py", "        self.train_loader.sampler.set_epoch(epoch)\n", "")
+    edit(copy / "multigpu.py", "        self.sampler.set_epoch(epoch)\n", "")
+    edit(copy / "elastic_ddp.py", SCALED, f"({SCALED[1:-1]} * 1)")
     result = cascade(copy)
     assert result.returncode == 1
     for line in (
         r"tests/tools/mutations.txt:\d+: 'count\(v\) <= len' is not once in recipes/verify.py",
         r"tools/learn/exercises.txt:\d+: 'self.flat /= .*' is not in by_hand/ddp.py",
-        r"tools/judge/faults.diff:1: set_epoch is missing: not once in multigpu.py: self.train_.*",
+        r"tools/judge/faults.diff:1: set_epoch is missing: not once in multigpu.py: self.sampl.*",
+        r"tools/compose/resolutions.txt:\d+: write anew what elastic_ddp.py .* become: .*",
         r"docs/page.md:2: quotes a line that has changed: It says .*",
     ):
         assert re.search(f"^cascade: {line}$", result.stderr, re.MULTILINE), result.stderr

@@ -4,6 +4,7 @@
 """
 
 import functools
+import operator
 import re
 from difflib import SequenceMatcher
 
@@ -100,7 +101,9 @@ def carry_into_resolution(text):
     lines = text.split("\n")
     for file in dict.fromkeys(file for part in parts for file in compose.ancestors(part)):
         lines = follow(lines, file)
-    return "\n".join(lines)
+    carried = "\n".join(lines)
+    written = ([known.lines for known in resolutions.parse(each)] for each in (text, carried))
+    return text if operator.eq(*written) else carried  # one that an edit leaves is to be read
 
 
 def mutated_files(folder, patterns):

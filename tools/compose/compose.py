@@ -15,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 
 from tools.compose import names, resolutions
-from tools.compose.merge import diff, merge, texts
+from tools.compose.merge import diff, merge
 from tools.judge import stages
 from tools.steps import ALL, ROOT, STAGES
 
@@ -127,7 +127,7 @@ def meet(parts):
     met = []
 
     def resolve(part, old, ours, theirs):
-        met.append([texts(ours), texts(theirs)])
+        met.append([ours, theirs])
         return mark(part, old, ours, theirs)
 
     return fold(parts, code, resolve), met
@@ -136,13 +136,14 @@ def meet(parts):
 def is_met(known):
     """Tells whether the files of a resolution still meet in the conflict that it settles."""
     lines, met = meet(known.parts)
-    if not (known.ours or known.theirs):  # an order
-        return bool(met)
     if known.theirs is None:
-        in_conflict = any(known in entries for entries in resolutions.orders().values())
-        wanted = known.lines if in_conflict else known.ours
-        return len(resolutions.places(lines, wanted)) == 1
-    return [known.ours, known.theirs] in met
+        return len(resolutions.places(lines, known.ours)) == 1
+    both = known.ours, known.theirs
+    return any(
+        all(resolutions.places(side, part) for side, part in zip(sides, parts, strict=True))
+        for sides in met
+        for parts in (both, both[::-1])
+    )
 
 
 def merge_order(parts):

@@ -2,8 +2,8 @@
 
 resolutions.txt has both sides of a conflict, as git marks them, and below them the lines that a
 person has written for their place. If these serve several conflicts, they stand below the last one.
-An entry without a second side is no conflict: where its files meet, its lines are replaced. One
-without any lines is an order of files: where they conflict, the lines of the last one stay.
+An entry is also taken for a part of both sides. One without a second side is no conflict: where its
+files meet, its lines are replaced.
 """
 
 import functools
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tools.compose.merge import texts
-from tools.steps import ROOT
 
 PATH = Path(__file__).with_name("resolutions.txt")
 ENTRY = re.compile(
@@ -52,47 +51,36 @@ def with_sources(lines, part, *sides):
     return [(text, sources.get(text) or part) for text in lines]
 
 
-def orders():
-    """Returns each order, and the entries without a second side about conflicts in it."""
-    of_one = [known for known in read() if known.theirs is None]
-    return {
-        order.parts: [k for k in of_one if k.ours and {*k.parts} <= {*order.parts}]
-        for order in of_one
-        if not order.ours
-    }
+def put_in(known, replaced, lines, *sides):
+    """Returns the lines with what an entry has for the first place of those to be replaced."""
+    for start in places(lines, replaced)[:1]:
+        end = start + len(replaced)
+        new = with_sources(known.lines, known.parts[-1], lines[start:end], *sides)
+        lines = [*lines[:start], *new, *lines[end:]]
+    return lines
 
 
-def owners(order, entries, old, side):
-    """Returns which files of an order have a side's new lines, or none if one is from elsewhere."""
-    found = set()
-    for text in (text for text in texts(side) if text not in texts(old)):
-        files = {file for file in order if text in (ROOT / file).read_text().splitlines()}
-        if not files:
-            files = next(({*known.parts} for known in entries if text in known.lines), set())
-        if not files:
-            return set()
-        found |= files
-    return found
-
-
-def put_in_order(old, ours, theirs):
-    """Returns the lines of the side whose files come last in an order, or None if there is none."""
-    for order, entries in orders().items():
-        files = [owners(order, entries, old, side) for side in (ours, theirs)]
-        first, second = (max(map(order.index, names), default=-1) for names in files)
-        if -1 < min(first, second) < max(first, second):
-            together = [known for known in entries if {*known.parts} <= files[0] | files[1]]
-            return put_in(together, ours if first > second else theirs)
-    return None
+def put_together(old, side, other):
+    """Returns `other` with what entries make of each new line of `side`, or None if one is left."""
+    result, left = other, {text for text in texts(side) if text not in texts(old)}
+    if not left:
+        return None
+    for known in read():
+        for ours, theirs in ((known.ours, known.theirs), (known.theirs, known.ours)):
+            if ours and theirs and places(side, ours) and places(result, theirs):
+                result = put_in(known, theirs, result, side)
+                left -= {*ours}
+    return None if left else result
 
 
 def find(part, old, ours, theirs):
-    """Returns the lines that were written for this conflict, or None."""
+    """Returns the lines that were written for this conflict, or for its parts, or None."""
     sides = [texts(ours), texts(theirs)]
     for known in read():
         if [known.ours, known.theirs] in (sides, sides[::-1]):
             return with_sources(known.lines, part, ours, theirs)
-    return put_in_order(old, ours, theirs)
+    found = (put_together(old, *both) for both in ((ours, theirs), (theirs, ours)))
+    return next((lines for lines in found if lines is not None), None)
 
 
 def places(lines, wanted):
@@ -101,25 +89,13 @@ def places(lines, wanted):
     return [i for i in range(len(lines)) if all_texts[i : i + len(wanted)] == wanted]
 
 
-def put_in(entries, lines):
-    """Returns the lines with what these replace; where that is done already, it stays."""
-    for known in entries:
-        stays = known.lines[: len(known.ours)] == known.ours
-        done = places(lines, known.lines) if stays else []
-        for start in [start for start in places(lines, known.ours) if start not in done][:1]:
-            end = start + len(known.ours)
-            new = with_sources(known.lines, known.parts[-1], lines[start:end])
-            lines = [*lines[:start], *new, *lines[end:]]
-    return lines
-
-
 def replacements(files):
-    """Returns the entries to be put in where these files meet, in conflict or not."""
-    in_conflicts = [known for entries in orders().values() for known in entries]
-    found = [known for known in read() if known.theirs is None and {*known.parts} <= {*files}]
-    return [known for known in found if known.ours and known not in in_conflicts]
+    """Returns the entries without a second side whose files are all among these."""
+    return [known for known in read() if known.theirs is None and {*known.parts} <= {*files}]
 
 
 def replace(files, lines):
     """Returns the lines with what is to be replaced where these files meet."""
-    return put_in(replacements(files), lines)
+    for known in replacements(files):
+        lines = put_in(known, known.ours, lines)
+    return lines
