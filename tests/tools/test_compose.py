@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from helpers import LONG, SIGNAL, curves, edit, first, patch, run
 
-from tools.compose.compose import compose
+from tools.compose.compose import compose, read_old
 from tools.judge.faults import read_faults
 from tools.launch.snapshots import load_gpt, max_abs_diff
 from tools.steps import ROOT, STAGES
@@ -63,12 +63,16 @@ def test_bad_choice(tmp_path, arguments, error):
 CLIP = "        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)"
 
 
-def test_conflict(tmp_path):
-    """Marked as git marks it; --force replaces the file; lines end as they did in one's own."""
-    text = (ROOT / "multinode.py").read_text()
-    text = text.replace("loss.backward()\n", f"loss.backward()\n{CLIP}\n")
+@pytest.mark.parametrize("base", ["multinode.py", "elastic_ddp.py"])
+def test_conflict(tmp_path, base):
+    """Marked as git marks it; --force replaces the file; lines end as they did in one's own.
+
+    That resolutions.txt settles elastic_ddp.py's part of it does not hide the rest.
+    """
+    text = (ROOT / base).read_text()
+    text = text.replace("        self.optimizer.step()", f"{CLIP}\n        self.optimizer.step()")
     (tmp_path / "own.py").write_text(text, newline="\r\n")
-    arguments = "{folder}/own.py recipes/mixed_precision.py --base multinode.py -o {folder}/out.py"
+    arguments = f"{tmp_path}/own.py recipes/mixed_precision.py --base {base} -o {tmp_path}/out.py"
     for more in ("", " --force"):
         result = compose_in(tmp_path, arguments + more)
         assert result.returncode == 1 and "out.py has conflicts, marked as git" in result.stderr
@@ -76,10 +80,10 @@ def test_conflict(tmp_path):
     assert "\n" not in "".join(lines)
     (start,) = [n for n, line in enumerate(lines) if line.startswith("<<<<<<< ")]
     (end,) = [n for n, line in enumerate(lines) if line.startswith(">>>>>>> ")]
-    base, separator = lines.index("||||||| before"), lines.index("=======")
+    before, separator = lines.index("||||||| before"), lines.index("=======")
     assert lines[start].endswith("own.py") and lines[end].endswith("mixed_precision.py")
-    assert "\n".join(lines[start + 1 : base]) in text and CLIP in lines[start:base]
-    assert "\n".join(lines[base + 1 : separator]) in (ROOT / "multinode.py").read_text()
+    assert "\n".join(lines[start + 1 : before]) in text and CLIP in lines[start:before]
+    assert "\n".join(lines[before + 1 : separator]) in (ROOT / "multinode.py").read_text()
     recipe = (ROOT / "recipes" / "mixed_precision.py").read_text()
     assert "\n".join(lines[separator + 1 : end]) in recipe
 
@@ -217,6 +221,21 @@ def test_upgrade(copy, version):
     new = with_own_model((copy / "multinode.py").read_text())
     assert upgraded.partition("\nimport")[2] == new.partition("\nimport")[2]
     assert all(changed in upgraded for _, changed in SINCE)
+
+
+@pytest.mark.parametrize("file", ["multinode.py", "elastic_ddp.py"])
+def test_upgrade_of_version_1_1(tmp_path, file):
+    """A copy of it with a model of one's own becomes today's file with that model."""
+    try:
+        text = read_old(f"{file}@1.1")
+    except SystemExit:
+        pytest.skip("needs the history of this repository")
+    (tmp_path / "own.py").write_text(with_own_model(text))
+    result = compose_in(tmp_path, f"{{folder}}/own.py --upgrade --base {file}@1.1")
+    assert result.returncode == 0, result.stderr
+    upgraded = (tmp_path / "own_upgraded.py").read_text()
+    expected = with_own_model((ROOT / file).read_text())
+    assert upgraded.partition("\nimport")[2] == expected.partition("\nimport")[2]
 
 
 def test_upgrade_of_an_older_copy(copy):
