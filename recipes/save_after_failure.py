@@ -126,11 +126,11 @@ class Trainer:
     def _run_batch(self, inputs, targets):
         left = len(self.train_loader.dataset) - self.samples_run
         global_size = min(self.args.global_batch_size, left)
-        shard = range(dist.get_rank(), global_size, dist.get_world_size())  # may be empty
-        size = min(len(inputs), len(shard))
+        local_size = len(range(dist.get_rank(), global_size, dist.get_world_size()))  # may be 0
+        size = min(len(inputs), local_size)
         self.optimizer.zero_grad()
         loss = self.loss_fn(self.model(inputs), targets)
-        (loss * size / global_size * dist.get_world_size()).backward()  # DDP averages over ranks
+        (loss * local_size / global_size * dist.get_world_size()).backward()  # DDP averages
         self.optimizer.step()
         self.totals[0] += loss.detach() * size
         self.totals[1] += size

@@ -33,19 +33,19 @@ JOB_STEPS = [
 ]
 RECIPES = [
     Step("multinode.py", "recipes/mixed_precision.py", 18),
-    Step("multinode.py", "recipes/gradient_accumulation.py", 20),
+    Step("multinode.py", "recipes/gradient_accumulation.py", 18),
     Step("multinode.py", "recipes/evaluate.py", 42),
     Step("recipes/evaluate.py", "recipes/images.py", 63),
     Step("multinode.py", "recipes/tensorboard_logging.py", 19),
-    Step("recipes/tensorboard_logging.py", "recipes/monitor.py", 49),
+    Step("recipes/tensorboard_logging.py", "recipes/monitor.py", 47),
     Step("recipes/monitor.py", "recipes/stragglers.py", 41),
     Step("multinode.py", "recipes/profiler.py", 16),
-    Step("multinode.py", "recipes/verify.py", 43),
+    Step("multinode.py", "recipes/verify.py", 41),
     Step("multinode.py", "recipes/fsdp.py", 56),
 ]
 LATER_RECIPES = [  # of stages that save within an epoch
     Step("preemptible.py", "recipes/step_timeout.py", 32),
-    Step("elastic_ddp.py", "recipes/own_disks.py", 25),
+    Step("elastic_ddp.py", "recipes/own_disks.py", 26),
     Step("elastic_ddp.py", "recipes/stream.py", 84),
     Step("elastic_ddp.py", "recipes/save_after_failure.py", 42),
 ]
@@ -84,7 +84,7 @@ GPT = [
     Step("gpt/fsdp.py", "gpt/moe.py", 70),
     Step("gpt/moe.py", "gpt/expert_parallel.py", 82),
     Step("gpt/fsdp.py", "gpt/muon.py", 63),
-    Step("gpt/pretrain.py", "gpt/slow_network.py", 15),
+    Step("gpt/pretrain.py", "gpt/slow_network.py", 13),
     Step("gpt/fsdp.py", "gpt/local_sgd.py", 56),
 ]
 PORTS = [  # of scripts on one device, typical but our own: the whole series in one step

@@ -29,7 +29,8 @@ OF_LLAMA = "--tp_size must be 1 or more, and divide --n_kv_head, --n_hidden, --c
 @pytest.mark.parametrize(
     ("script", "arguments", "message"),
     [
-        ("singlegpu.py", "0", "epochs and batch size must be 1 or more, --num_workers 0 or more"),
+        ("singlegpu.py", "0", "error: argument total_epochs: must be 1 or more"),
+        ("singlegpu.py", "--num_workers -1", "error: --num_workers must be 0 or more"),
         (
             "singlegpu.py",
             "--snapshot_path no/such/s.pt",
@@ -37,18 +38,18 @@ OF_LLAMA = "--tp_size must be 1 or more, and divide --n_kv_head, --n_hidden, --c
         ),
         ("recipes/stream.py", "--shards missing", "cannot read --shards missing: name a folder"),
         ("gpt/gpt.py", "--text missing.txt", "cannot read --text missing.txt"),
-        ("gpt/gpt.py", "--n_head 3", "and --n_head divide --n_embd"),
+        ("gpt/gpt.py", "--n_head 3", "error: --n_head must divide --n_embd"),
         ("gpt/llama.py", "--n_kv_head 3", N_KV_HEAD),
         ("gpt/llama.py", "--n_head 2 --n_embd 6", N_KV_HEAD),
         ("gpt/llama_tensor_parallel.py", "--tp_size 2", OF_LLAMA),
         ("gpt/documents.py", "--n_embd 16", "must be 16 or more for FlexAttention, on GPUs"),
         ("gpt/chunked_loss.py", "--loss_chunks 5", "must be 1 or more, and divide --context"),
         ("gpt/evaluate.py", "--val_tokens 63", "--val_tokens must be at least --context"),
-        ("gpt/metrics.py", "--log_every_steps 0", "and --eval_every_steps must be 1 or more"),
-        ("gpt/skip_steps.py", "--skip_steps 0", "and --skip_steps must be 1 or more"),
+        ("gpt/metrics.py", "--log_every_steps 0", "argument --log_every_steps: must be 1 or more"),
+        ("gpt/skip_steps.py", "--skip_steps 0", "argument --skip_steps: must be 1 or more"),
         ("gpt/dcp.py", "10000", "must be 9999 or less: names of snapshots have four digits"),
-        ("gpt/accumulate.py", "--micro_batch_size 0", "and --micro_batch_size must be 1 or more"),
-        ("gpt/finetune.py", "--context 0", "error: --context must be 1 or more"),
+        ("gpt/accumulate.py", "--micro_batch_size 0", "_batch_size: must be 1 or more"),
+        ("gpt/finetune.py", "--context 0", "argument --context: must be 1 or more"),
         ("gpt/tensor_parallel.py", "--tp_size 4", TP_SIZE),
         ("gpt/tensor_parallel.py", "--context 9 --tp_size 2", TP_SIZE),
         ("gpt/context_parallel.py", "--cp_size 4", TP_SIZE.replace("tp", "cp")),
@@ -225,7 +226,7 @@ def test_full_disk(shell, setup, cause):
     script = patch(shell.folder, "singlegpu.py", setup)
     shell.ranks(f"{script} 1").succeeds()
     job = shell.ranks_on([shell.folder], f"{script} 3 1", full_disk_folders=[shell.folder])
-    error = documented_error(": disk full, second run, or not plain numbers?")
+    error = documented_error(": full disk, another run, or not plain numbers?")
     job.fails(f"cannot save snapshot.pt{error}", cause)
     assert "Traceback" not in job.output
     assert load(shell.folder / "snapshot.pt")["epochs_run"] == 1
@@ -271,7 +272,7 @@ def test_two_runs_with_one_snapshot(shell):
     failed = [job for job in jobs if job.wait() != 0]
     assert len(failed) == 1
     failed[0].fails(
-        "cannot save snapshot.pt: disk full, second run, or not plain numbers?",
+        "cannot save snapshot.pt: full disk, another run, or not plain numbers?",
         "FileNotFoundError(2, 'No such file or directory')",
     )
     assert load(shell.folder / "snapshot.pt")["epochs_run"] == 1

@@ -268,8 +268,8 @@ def test_masked_loss_where_a_rank_has_no_share(shell):
     setup = f"torch.set_default_dtype(torch.float64)\n{resize(1026)}{setup}"
     start(shell, "multinode.py", "2 --batch_size 64 --snapshot_path one.pt", setup, 1).succeeds()
     source = (ROOT / "elastic_ddp.py").read_text()
-    lines = textwrap.indent(snippet("your_project.md", "[:local_size]", "python"), 8 * " ")
-    source, count = re.subn(r"( +loss = .*\n){2}", lines, source)
+    lines = textwrap.indent(snippet("your_project.md", "[:size]", "python"), 8 * " ")
+    source, count = re.subn(r" +loss = .*\n +\(loss \* .*\n", lines, source)
     assert count == 1
     edited = shell.folder / "edited" / "elastic_ddp.py"
     edited.parent.mkdir()
@@ -358,7 +358,7 @@ SAVES = [
 def test_saving_by_time(shell, script, options, saves, every):
     """With the page's lines, all ranks save once ten minutes are over by the clock of one."""
     write_text(shell.folder / "text", 100, 8)
-    init = "        self.check_every = 1  # in steps\n"
+    init = "        self.next_check = 1  # step number\n"
     old = re.search(r" {8}values = .*?tolist\(\)", (ROOT / script).read_text(), re.DOTALL)[0]
     path = edited(
         shell,
@@ -432,13 +432,13 @@ def test_empty_data(shell, script):
 def test_newest_snapshot_is_sent_between_cpus(shell):
     """With NCCL, each GPU would else hold the bytes of a snapshot."""
     folders = [shell.folder / "a", shell.folder / "b"]
-    shell.ranks_on(folders[:1], "elastic_ddp.py 1", **pretend_gpus(1)).succeeds()
+    shell.ranks_on(folders[:1], "recipes/own_disks.py 1", **pretend_gpus(1)).succeeds()
     setup = """
 @before(torch.distributed.distributed_c10d, "broadcast")
 def note(tensor, *args, **options):
     print("sent on", tensor.device)
 """
-    script = patch(shell.folder, "elastic_ddp.py", setup)
+    script = patch(shell.folder, "recipes/own_disks.py", setup)
     output = shell.ranks_on(folders, f"{script} 2", **pretend_gpus(1)).succeeds()
     assert "1 of 2 epochs done" in output
     assert set(re.findall("sent on (.*)", output)) == {"cpu"}

@@ -236,7 +236,7 @@ def test_snapshot_cannot_be_read_or_written(shell, name):
         [shell.folder], f"{name} 1 --snapshot_path s", full_disk_folders=[shell.folder]
     )
     job.fails(
-        "cannot save s: disk full, second run, or not plain numbers? OSError(27, 'File too large')"
+        "cannot save s: full disk, another run, or not plain numbers? OSError(27, 'File too large')"
     )
 
 

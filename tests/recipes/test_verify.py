@@ -28,8 +28,11 @@ script.DistributedSampler = sampler_of_rank_0_for_rank_2
 """
 OWN_ORDER = """
 sampler = script.DistributedSampler
+class OwnOrder(sampler):
+    def set_epoch(self, epoch):
+        super().set_epoch(epoch + script.dist.get_rank())
 def all_samples_in_own_order(dataset, seed):
-    return sampler(dataset, num_replicas=1, rank=0, seed=script.dist.get_rank())
+    return OwnOrder(dataset, num_replicas=1, rank=0, seed=seed)
 script.DistributedSampler = all_samples_in_own_order
 """
 SAME_SEED = """
