@@ -128,7 +128,7 @@ def test_cascade_goes_round_a_conflict(copy):
 
 SHARD = "            yield shard or global_batch[:1]  # DDP needs a batch on every rank"
 SIZE = "    sampler.global_batch_size = args.global_batch_size"
-SCALED = "(loss * size / global_size * dist.get_world_size())"
+SCALED = "(loss * local_size / global_size * dist.get_world_size())"
 OWNED = """from tools import steps
 from tools.units import stored
 lines = steps.diff_lines("preemptible.py", "elastic_ddp.py")
