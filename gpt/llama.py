@@ -411,7 +411,7 @@ class Trainer:
 
     def _mean_loss(self):
         dist.all_reduce(self.totals)  # the sums over all ranks
-        return self.totals[0].item() / self.totals[1].item()
+        return self.totals[0].item() / max(1, self.totals[1].item())  # of skipped steps alone: 0
 
     def _wait_for_save(self):
         """Waits until `self.snapshot` is complete."""

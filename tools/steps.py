@@ -61,7 +61,7 @@ GPT = [
     Step("gpt/gpt.py", "gpt/evaluate.py", 51),
     Step("gpt/evaluate.py", "gpt/schedule.py", 27),
     Step("gpt/schedule.py", "gpt/metrics.py", 53),
-    Step("gpt/metrics.py", "gpt/skip_steps.py", 28),
+    Step("gpt/metrics.py", "gpt/skip_steps.py", 30),
     Step("gpt/skip_steps.py", "gpt/pretrain.py", 31),
     Step("gpt/pretrain.py", "gpt/dcp.py", 87),
     Step("gpt/dcp.py", "gpt/fsdp.py", 45),

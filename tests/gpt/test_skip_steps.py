@@ -55,6 +55,8 @@ def test_gradient_that_is_nan(shell, name):
     command += " --log_every_steps 1 --skip_steps 4 99"
     output = shell.ranks(command, 2).succeeds()
     assert "step 4 skipped" in output and "nan" not in output
+    early = f"{command.replace(' s ', ' early ')} --save_every_steps 1 --skip_steps 1 4"
+    assert "epoch 0 + 16 samples | loss 0 |" in shell.ranks(early, 2).succeeds()
     words = "--skip_steps [4, 12]: 12 steps are done: name later ones"
     shell.ranks(f"{command} 12 13", 2).fails(words)
     shell.ranks(command, 2, TORCHELASTIC_RESTART_COUNT="1").succeeds()
