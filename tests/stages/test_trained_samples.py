@@ -124,7 +124,7 @@ def test_ranks_that_shuffle_differently(shell):
 def test_snapshot_of_version_1_1(shell, steps):
     """It has the mean loss alone; one at the end of an epoch leaves nothing to train there."""
     path = patch(shell.folder, "resumable.py", KILL)
-    job = shell.ranks(f"{path} 2 1 --save_every_steps {steps}", 2, KILL_AT=str(steps + 1))
+    job = shell.ranks(f"{path} 2 1 --save_every_steps {steps}", 2, KILL_AT=str(steps + 2))
     assert job.wait() != 0
     snapshot = load(shell.folder / "snapshot.pt")
     if steps == 32:
