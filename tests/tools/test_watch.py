@@ -115,8 +115,11 @@ def last_step(page):
     "change, rank_0, rank_1",
     [
         (
-            (SAVES, SAVES.replace("        snapshot", "        dist.barrier()\n        snapshot")),
-            ("dist.barrier()", "barrier"),
+            (
+                SAVES,
+                SAVES.replace("        snapshot", "        dist.barrier(None)\n        snapshot"),
+            ),
+            ("dist.barrier(None)", "barrier"),
             ("loss.backward()", "DDP: all-reduce 165 gradients"),
         ),
         (
