@@ -116,6 +116,7 @@ class Trainer:
         starts = [None] * dist.get_world_size()
         dist.all_gather_object(starts, (self.epochs_run, self.samples_run, self.data_key))
         if len({data_key for *_, data_key in starts}) > 1:
+            dist.barrier()  # all ranks leave together
             sys.exit(f"ranks start at {starts}: use the same data and one seed")
         if len(set(starts)) > 1:
             src = starts.index(max(starts))

@@ -45,9 +45,9 @@ RECIPES = [
 ]
 LATER_RECIPES = [  # of stages that save within an epoch
     Step("preemptible.py", "recipes/step_timeout.py", 32),
-    Step("elastic_ddp.py", "recipes/own_disks.py", 26),
+    Step("elastic_ddp.py", "recipes/own_disks.py", 27),
     Step("elastic_ddp.py", "recipes/stream.py", 84),
-    Step("elastic_ddp.py", "recipes/save_after_failure.py", 42),
+    Step("elastic_ddp.py", "recipes/save_after_failure.py", 43),
 ]
 BY_HAND = [
     Step("multigpu_torchrun.py", "by_hand/ddp.py", 45),
