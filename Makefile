@@ -35,6 +35,7 @@ lint: .venv/dev  ## check the style
 	else echo 'shellcheck is missing and left out: sudo apt-get install shellcheck'; fi
 
 docs: .venv/dev  ## refresh the diffs in README and the pages, check them, and build the site into site/
+	cp packages/rankcheck/src/rankcheck/watch/watch.* docs/assets
 	cog -r -P --verbosity=1 $(COG)
 	python -m tools.pages.next_links
 	python -m tools.pages.minimap
@@ -63,11 +64,16 @@ bench: .venv/run $(if $(PEERS),.venv/peers)  ## compare the speed of the stages 
 	@$(PYTHON) -m venv .venv || \
 	  { rm -rf .venv; echo 'could not make .venv: install venv (on Debian and Ubuntu: python3-venv)'; exit 1; }
 
-.venv/run: requirements.txt constraints.txt | .venv/bin/python
+# The package that starts and observes ranks, from its folder here.
+.venv/rankcheck: packages/rankcheck/pyproject.toml | .venv/bin/python
+	python -m pip install --disable-pip-version-check --no-deps -e packages/rankcheck
+	@touch $@
+
+.venv/run: requirements.txt constraints.txt | .venv/rankcheck
 	python -m pip install --disable-pip-version-check -r requirements.txt -c constraints.txt
 	@touch $@
 
-.venv/dev: requirements-dev.txt requirements.txt constraints.txt | .venv/bin/python
+.venv/dev: requirements-dev.txt requirements.txt constraints.txt | .venv/rankcheck
 	python -m pip install --disable-pip-version-check -r requirements-dev.txt -c constraints.txt
 	@touch $@
 

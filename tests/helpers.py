@@ -8,10 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from rankcheck.launch.jobs import TIMEOUT_S, environment
 from torch import nn
 
 import singlegpu
-from tools.launch.jobs import TIMEOUT_S, environment, missing_packages
+from tools.launch.jobs import missing_packages
 from tools.launch.patched import after as after
 from tools.launch.patched import before as before
 from tools.launch.patched import patch as patch

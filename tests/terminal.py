@@ -8,8 +8,7 @@ import time
 
 import pexpect
 import pytest
-
-from tools.launch.jobs import TIMEOUT_S, TimeLimit
+from rankcheck.launch.jobs import TIMEOUT_S, TimeLimit
 
 # Between a command that ends and the next prompt, the shell prints the command's exit status.
 PROMPT = re.compile(r"<status (\d+)>")

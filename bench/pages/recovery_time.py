@@ -14,9 +14,10 @@ import uuid
 from itertools import pairwise
 from pathlib import Path
 
+from rankcheck.launch.jobs import TimeLimit, free_port
 from torch.distributed import TCPStore
 
-from tools.launch.jobs import Job, TimeLimit, free_port
+from tools.launch.jobs import Job
 from tools.launch.patched import patch
 
 TIMEOUT_S = 300

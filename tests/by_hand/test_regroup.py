@@ -10,8 +10,8 @@ import time
 import pytest
 import torch
 from helpers import assert_trained, patch, position, read_script
+from rankcheck.launch.jobs import TIMEOUT_S, TimeLimit, free_port, pretend_gpus
 
-from tools.launch.jobs import TIMEOUT_S, TimeLimit, free_port, pretend_gpus
 from tools.steps import ROOT
 
 RECORD = read_script("record_steps.py")

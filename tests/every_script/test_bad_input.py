@@ -12,10 +12,10 @@ import pytest
 import torch
 from gpt_helpers import TINY
 from helpers import SCRIPTS, SHORT_VAL, VAL_CHUNKS, documented_error, module, patch, read_script
+from rankcheck.launch.jobs import pretend_gpus
 
 import singlegpu
 from tools import steps
-from tools.launch.jobs import pretend_gpus
 from tools.launch.snapshots import load, write_text
 from tools.steps import ROOT
 

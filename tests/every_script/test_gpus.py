@@ -9,10 +9,10 @@ import pytest
 import torch
 from gpt_helpers import options_of
 from helpers import IGNORED, LONG, NAMES, SCRIPTS, SHORT_GPT, first, patch, run
+from rankcheck.launch.jobs import environment, pretend_gpus
 from torch.utils._pytree import tree_leaves
 
 from gpt import muon
-from tools.launch.jobs import environment, pretend_gpus
 from tools.launch.snapshots import load, load_gpt
 from tools.steps import ROOT, STAGES
 

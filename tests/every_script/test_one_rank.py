@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from helpers import NAMES, SCRIPTS, SIGNAL, module, patch, read_script
+from rankcheck.launch.jobs import pretend_gpus
 
 from tools.compose.compose import ancestors
-from tools.launch.jobs import pretend_gpus
 from tools.launch.snapshots import equal_snapshots, load
 
 

@@ -27,8 +27,8 @@ from helpers import (
     resize,
     snippet,
 )
+from rankcheck.launch.jobs import free_port, pretend_gpus
 
-from tools.launch.jobs import free_port, pretend_gpus
 from tools.launch.snapshots import load, logged_positions, max_abs_diff, write_text
 from tools.steps import ROOT
 

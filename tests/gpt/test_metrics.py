@@ -7,8 +7,8 @@ from textwrap import indent
 import pytest
 from gpt_helpers import TINY, TINY_CHUNKS, write_tiny_text
 from helpers import SHORT_GPT, SHORT_VAL, SIGNAL, curves, fences, long, patch
+from rankcheck.launch.jobs import pretend_gpus
 
-from tools.launch.jobs import pretend_gpus
 from tools.launch.snapshots import load
 from tools.steps import ROOT
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from helpers import documented_error, long, needs_slurm, patch, snippet
+from rankcheck.launch.jobs import free_port
 from terminal import Terminal, agrees
 from torch import nn
 
-from tools.launch.jobs import free_port
 from tools.steps import ROOT
 
 INIT = """import os, torch, torch.distributed as dist

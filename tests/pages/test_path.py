@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import pytest
 from helpers import needs_slurm, run
+from rankcheck.launch.jobs import TIMEOUT_S
 from terminal import Terminal, agrees, eventually
 
-from tools.launch.jobs import TIMEOUT_S
 from tools.steps import ROOT
 
 ON_A_CLUSTER = re.compile(r"(\w+=\S+ )*(sbatch|srun|squeue|scancel|sinfo|scontrol)\b")

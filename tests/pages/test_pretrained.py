@@ -6,9 +6,9 @@ import textwrap
 import pytest
 import torch
 from helpers import fences, patch, read_script, reference_run
+from rankcheck.launch.jobs import TIMEOUT_S
 
 import singlegpu
-from tools.launch.jobs import TIMEOUT_S
 from tools.launch.snapshots import load
 from tools.steps import ROOT
 

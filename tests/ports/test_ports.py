@@ -6,10 +6,10 @@ from typing import NamedTuple
 import pytest
 import torch
 from helpers import equal_snapshots, first, load, max_abs_diff, needs_slurm, patch, read_script
+from rankcheck.launch.jobs import free_port
 from torch.utils.data import DataLoader
 
 from ports import images_single
-from tools.launch.jobs import free_port
 from tools.pages.fences import stripped, units
 
 ORDER = read_script("order.py")

@@ -5,10 +5,10 @@ import re
 import pytest
 import torch
 from helpers import FORK, patch, read_script
+from rankcheck.launch.jobs import pretend_gpus
 from torch import nn
 from torch.utils.data import DataLoader
 
-from tools.launch.jobs import pretend_gpus
 from tools.steps import ROOT
 
 SCRIPT = "recipes/images.py"

@@ -4,8 +4,8 @@ import re
 
 import pytest
 from helpers import BATCH_NORM_AND_DROPOUT, at_step, fences, patch
+from rankcheck.launch.jobs import pretend_gpus
 
-from tools.launch.jobs import pretend_gpus
 from tools.launch.snapshots import load, max_abs_diff
 
 FLIP_BIT = "self.model.module.net2.weight.data.view(torch.int32)[3, 4] ^= rank == 1"

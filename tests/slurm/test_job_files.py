@@ -5,9 +5,9 @@ import re
 
 import pytest
 from helpers import run, snippet
+from rankcheck.launch.jobs import environment
 
 from tools import steps
-from tools.launch.jobs import environment
 from tools.steps import ROOT
 
 JOB_FILES = ["slurm/singlegpu.sbatch", *(step.file for step in steps.JOB_STEPS)]

@@ -10,8 +10,8 @@ from kubeflow_trainer_api.models.io_k8s_api_core_v1_persistent_volume_claim impo
     IoK8sApiCoreV1PersistentVolumeClaim,
 )
 from kubeflow_trainer_api.models.trainer_v1alpha1_train_job import TrainerV1alpha1TrainJob
+from rankcheck.launch.jobs import free_port
 
-from tools.launch.jobs import free_port
 from tools.steps import ROOT
 
 MANIFEST = (ROOT / "schedulers" / "kubernetes.yaml").read_text()

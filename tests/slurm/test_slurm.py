@@ -24,9 +24,9 @@ from helpers import (
     snippet,
     weights_and_momentum,
 )
+from rankcheck.launch.jobs import TimeLimit
 from torch.distributed.launcher.api import LaunchConfig
 
-from tools.launch.jobs import TimeLimit
 from tools.launch.snapshots import logged_positions, max_abs_diff
 from tools.steps import ROOT
 

@@ -22,10 +22,10 @@ from helpers import (
     resize,
     weights_and_momentum,
 )
+from rankcheck.launch.jobs import free_port
 
 import singlegpu
 from resumable import ResumableSampler
-from tools.launch.jobs import free_port
 from tools.launch.snapshots import load, logged_positions, max_abs_diff
 
 SCRIPT = "preemptible.py"

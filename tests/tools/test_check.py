@@ -9,13 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 from helpers import first, own_modules, run
+from rankcheck.launch.jobs import TIMEOUT_S, TimeLimit, environments
 
 from tools.judge.check import load_task
 from tools.judge.checks import Judge, explanation, judge, toy_task
 from tools.judge.faults import FAULTS, read_faults
+from tools.judge.run import WrongError
 from tools.judge.stages import EPOCHS, STAGES
-from tools.launch.jobs import TIMEOUT_S, TimeLimit, environments
-from tools.launch.run import WrongError
 from tools.steps import ROOT
 from tools.steps import STAGES as CHAIN
 from tools.units import answers
@@ -91,7 +91,7 @@ def judge_of(folder, fault):
 @pytest.mark.parametrize("fault", first(4, MESSAGES), ids=lambda fault: fault.what)
 def test_names_the_fault(tmp_path, monkeypatch, fault):
     """Its message is the title of the edit."""
-    monkeypatch.setattr("tools.launch.jobs.time_of_import", lambda: 0)  # on a quiet machine
+    monkeypatch.setattr("rankcheck.launch.jobs.time_of_import", lambda: 0)  # on a quiet machine
     judge = judge_of(tmp_path, fault)
     with pytest.raises(WrongError, match=fault.what):
         judge.check_starts()
@@ -146,7 +146,7 @@ def test_a_run_that_hangs_is_ended_without_proc(shell, monkeypatch):
     job = shell.start(f"torchrun --standalone --nproc_per_node=2 {shell.folder}/waits.py")
     job.wait_for("it waits\n", times=2)
     with monkeypatch.context() as patched:
-        patched.setattr("tools.launch.jobs.environments", dict)
+        patched.setattr("rankcheck.launch.jobs.environments", dict)
         job.end()
     limit = TimeLimit()
     while job.processes():

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 from helpers import first, gpt_config, run
+from rankcheck.launch.jobs import free_port
 
 from gpt import llama
 from gpt.pretrain import GPT
 from tools.dry_run import peak, shape_of
 from tools.formulas.memory import memory
-from tools.launch.jobs import free_port
 from tools.steps import ROOT
 
 FILES = {  # the options of each, and its mesh on n ranks

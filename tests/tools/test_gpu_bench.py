@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from helpers import gpt_config
+from rankcheck.launch.jobs import pretend_gpus
 
 from bench import gpu, nanogpt_loop
 from gpt import pretrain
-from tools.launch.jobs import pretend_gpus
 from tools.steps import ROOT
 
 N_LAYER, N_HEAD, N_EMBD, CONTEXT = 1, 1, 64, 64

@@ -9,9 +9,9 @@ import sys
 import pexpect
 import pytest
 from helpers import LONG, first, reference_run, run
+from rankcheck.launch.jobs import TIMEOUT_S, environment
 
 from tools.judge.checks import judge, toy_task
-from tools.launch.jobs import TIMEOUT_S, environment
 from tools.learn.exercises import FileExercise, Predict, read_exercises
 from tools.steps import ROOT
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 import textwrap
 from pathlib import Path
 
@@ -20,13 +19,13 @@ from helpers import (
     resize,
     run,
 )
+from rankcheck.launch.jobs import free_port
+from rankcheck.launch.scripts import launcher
+from rankcheck.watch.page import write_page
+from rankcheck.watch.record import record
 
-from tools.launch.jobs import free_port
-from tools.launch.scripts import launcher
 from tools.launch.snapshots import write_text
 from tools.steps import ROOT
-from tools.watch.__main__ import write_page
-from tools.watch.record import PATHS, record
 from tools.watch.recordings import RECORDINGS
 from tools.watch.series import RUNS, record_file
 
@@ -45,10 +44,9 @@ def toy(folder, file, *changes):
     return folder / Path(file).name
 
 
-RECORD = f"""
-sys.path[:0] = {PATHS!r}
-import _watch_recorder
-_watch_recorder.install()
+RECORD = """
+from rankcheck.watch import recorder
+recorder.install()
 """
 # How often the ranks ask whether to stop would depend on the time.
 ASK_ALWAYS = """
@@ -97,7 +95,7 @@ def test_recording_changes_nothing(shell, file, ranks, options):
 
 def watch(folder, script, *options):
     """Has the command write a page of a script; returns what it prints."""
-    command = [sys.executable, "-m", "tools.watch", *options, "-o", folder / "page.html", script]
+    command = ["rankcheck", "watch", *options, "-o", folder / "page.html", script]
     result = run(*command, "2", "1", "--batch_size", "4")
     assert result.returncode == 0, result.stderr
     return result.stdout
@@ -257,7 +255,7 @@ def test_script_for_gpus_alone(tmp_path):
 @pytest.mark.nightly
 def test_recording_always_ends(tmp_path, monkeypatch):
     """Also if something else prints for ever."""
-    monkeypatch.setattr("tools.watch.record.MAX_WAIT_S", 2)
+    monkeypatch.setattr("rankcheck.watch.record.MAX_WAIT_S", 2)
     script = tmp_path / "own.py"
     script.write_text(
         "import subprocess\nsubprocess.run(['sh', '-c', 'while sleep 0.1; do echo; done'])"

@@ -24,7 +24,8 @@ import sys
 import time
 from pathlib import Path
 
-from tools.launch.jobs import environments
+from rankcheck.launch.jobs import environments
+
 from tools.launch.snapshots import load, logged_positions, max_abs_diff
 from tools.steps import ROOT
 

@@ -26,7 +26,9 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from tools.launch.jobs import SERVERS, Ranks, TimeLimit
+from rankcheck.launch.jobs import SERVERS, TimeLimit
+
+from tools.launch.jobs import Ranks
 from tools.launch.patched import patch
 from tools.launch.snapshots import (
     equal_snapshots,

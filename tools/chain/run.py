@@ -15,8 +15,9 @@ import sys
 import time
 
 import torch
+from rankcheck.launch.jobs import kill
 
-from tools.launch.jobs import Job, kill, missing_packages
+from tools.launch.jobs import Job, missing_packages
 from tools.steps import ROOT, STEPS, changed_lines
 
 FOLDER = ROOT / "runs" / "chain"

@@ -13,8 +13,9 @@ import tempfile
 import traceback
 from pathlib import Path
 
+from rankcheck.launch.scripts import end_at_signals
+
 from tools.judge.stages import STAGES
-from tools.launch.scripts import end_at_signals
 
 TASK = "it must return a model, a data set, a loss function and an optimizer"
 

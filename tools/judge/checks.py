@@ -18,9 +18,13 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
+from rankcheck.launch.jobs import STARTUP, free_port, pretend_gpus
+from rankcheck.launch.run import SILENCE_S, start_observed
+from rankcheck.witness import hashes
 from torch import nn
 
 import singlegpu
+from tools.judge.run import Run, WrongError
 from tools.judge.stages import (
     CHUNKS,
     ELASTIC,
@@ -34,15 +38,12 @@ from tools.judge.stages import (
     TORCHRUN,
     VAL_CHUNKS,
 )
-from tools.launch.jobs import PRETEND_GPUS, Shell, free_port, pretend_gpus
-from tools.launch.run import SILENCE_S, Run, WrongError, start_observed
+from tools.launch.jobs import Shell
 from tools.launch.snapshots import load, load_gpt, max_abs_diff, write_text
 from tools.steps import ROOT
 from tools.steps import STAGES as CHAIN
-from tools.witness._witness import hashes
 
-PROBE = ROOT / "tools" / "judge" / "probe"
-PATHS = f"{PROBE}:{ROOT / 'tools' / 'witness'}:{PRETEND_GPUS}"
+PROBE = ROOT / "tools" / "judge" / "probe.py"
 NOT_FINITE = "are NaN or infinite: is the learning rate too high, or the loss wrong?"
 
 
@@ -71,7 +72,8 @@ class Judge:
         """Trains a few epochs; without launchers, only the ranks start, which is faster."""
         folder = Path(tempfile.mkdtemp(dir=self.folder))
         variables = pretend_gpus(gpus) if gpus else {}
-        variables |= {"WITNESS_FOLDER": str(folder), "PYTHONPATH": PATHS}
+        variables |= {"WITNESS_FOLDER": str(folder), "PYTHONPATH": str(STARTUP)}
+        variables["STARTUP_OBSERVER"] = str(PROBE)
         variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # see docs/hangs.md
         variables |= {f"PROBE_{name.upper()}": str(value) for name, value in probe.items()}
         if self.stage.reference:
@@ -89,8 +91,7 @@ class Judge:
         nodes = ["."] if starts_its_ranks else nodes or ["."] * self.stage.processes
         nodes = [self.folder / node for node in nodes]
         launcher = self.stage.launchers[0].split()[0]
-        observer = PROBE / "_probe.py"
-        job = start_observed(self.shell, nodes, self.file, observer, options, launcher, **variables)
+        job = start_observed(self.shell, nodes, self.file, PROBE, options, launcher, **variables)
         return self.watch([job], folder)
 
     def watch(self, jobs, folder):

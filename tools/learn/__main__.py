@@ -18,7 +18,8 @@ import textwrap
 import tty
 from pathlib import Path
 
-from tools.launch.scripts import end_at_signals
+from rankcheck.launch.scripts import end_at_signals
+
 from tools.learn.exercises import Exercise, FileExercise, Predict, read_exercises
 from tools.steps import ROOT
 
@@ -231,7 +232,7 @@ def main():
             print(f"  make check STAGE={exercise.stage} FILE={exercise.write(args.folder)}")
         return
     print("\nLoading PyTorch …", flush=True)
-    from tools.launch.jobs import SERVERS
+    from rankcheck.launch.jobs import SERVERS
 
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # as the judge runs scripts
     for server in SERVERS:  # which load torch while the learner reads

@@ -6,12 +6,13 @@ import tempfile
 import textwrap
 from pathlib import Path
 
+from rankcheck.launch.jobs import torchrun_variables
+from rankcheck.launch.run import SILENCE_S
+
 from tools.formulas.memory import GPT, memory
 from tools.judge.checks import Judge, toy_task
 from tools.judge.faults import Fault
 from tools.judge.stages import STAGES
-from tools.launch.jobs import torchrun_variables
-from tools.launch.run import SILENCE_S
 from tools.launch.snapshots import load
 
 

@@ -7,9 +7,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tools.launch.jobs import free_port
+from rankcheck.launch.jobs import free_port
+from rankcheck.watch.record import record
+
 from tools.launch.snapshots import write_text
-from tools.watch.record import record
 from tools.watch.recordings import RECORDINGS, recorded_source
 
 TWO = "torchrun --standalone --nproc_per_node=2 "

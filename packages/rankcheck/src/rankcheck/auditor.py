@@ -1,0 +1,179 @@
+"""Starts a script, and asks all questions of what it does.
+
+"wrong" is said only of what no right script does; of what a right one may do, "look".
+"""
+
+import os
+import shlex
+import tempfile
+import traceback
+from pathlib import Path
+
+from rankcheck.launch.jobs import Shell, free_port
+from rankcheck.launch.run import Run, start_observed
+from rankcheck.launch.scripts import launcher, sources
+from rankcheck.questions import data, ends, log, one_process, snapshots, training
+from rankcheck.questions.facts import Facts, look, one_line, unseen, wrong
+
+OBSERVER = Path(__file__).with_name("inside.py")
+DIVERGE = "recipes/verify.md#what-makes-ranks-diverge"
+REPORT = "(please report it)"
+# What is asked of a run in which at least one rank makes a step, and of which notes.
+QUESTIONS = (
+    ("steps", ends.ranks),
+    ("steps", training.gradients),
+    ("steps", training.weights),
+    ("costs", training.costs),
+    ("data", data.samples),
+    ("data", data.order),
+    ("data", data.random_numbers),
+    ("data", data.evaluation),
+    ("prints", log.losses),
+    ("steps", one_process.gradient),
+    ("saves", snapshots.files),
+    ("saves", snapshots.kill),
+)
+
+
+class CannotRunError(Exception):
+    """What a script has printed that makes no step."""
+
+
+class AuditError(Exception):
+    """An error of the audit itself, where it notes what a script does."""
+
+
+class Audit:
+    def __init__(self, args, folder):
+        self.args = args
+        self.folder = folder
+        self.shell = Shell(folder, as_in_life=True)
+        self.text = sources(args.script)
+        self.launcher = args.launcher or launcher(self.text)
+        self.gpus = True  # whether they are pretended
+        self.findings = []
+        self.started = []  # the runs so far
+
+    def say(self, finding):
+        if finding not in self.findings:
+            self.findings.append(finding)
+
+    def start(self, name, more="", ranks=None, gpus=None, **variables):
+        """Starts the script in a folder of this name; returns its run."""
+        ranks = ranks or self.args.ranks
+        events = Path(tempfile.mkdtemp(dir=self.folder))
+        gpus = gpus or max(1, ranks // self.args.nodes)
+        variables = self.variables(events, gpus) | variables
+        folders = self.folders(name, 1 if self.launcher == "python" else ranks)
+        arguments = f"{shlex.join(self.args.arguments)} {more}"
+        job = start_observed(
+            self.shell, folders, self.args.script, OBSERVER, arguments, self.launcher, **variables
+        )
+        run = Run([job], events, self.args.script, 2 * self.args.seconds)
+        run.limited = (events / "limited").exists()
+        run.home = self.folder / name
+        self.started.append(run)
+        if run.failures and len(self.started) > 1:
+            raise AuditError(run.failures[0][1])
+        by_name = any(event.get("folder") for event in run.events)
+        for kind, text, place in self.started[0].differences(run):
+            say = look if by_name and "optimizer" in kind else wrong
+            self.say(say({"place": place}, text, DIVERGE))
+        return run
+
+    def variables(self, events, gpus):
+        return {
+            "AUDIT_KEEP": "",
+            "AUDIT_SIGNAL": "-1 0",
+            "AUDIT_STEPS": str(self.args.steps),
+            "AUDIT_SECONDS": str(self.args.seconds),
+            "AUDIT_PORT": str(free_port()) if self.launcher == "python" else "",
+            "PRETEND_GPUS": str(gpus if self.gpus else 0),
+            "ACCELERATE_USE_CPU": "true",
+            "CUDA_VISIBLE_DEVICES": "",
+            "TORCHDYNAMO_DISABLE": "1",
+            "WITNESS_FOLDER": str(events),
+        }
+
+    def folders(self, name, count):
+        """Returns a folder for each process, one per node, which are links to the same one."""
+        nodes = [rank * self.args.nodes // count for rank in range(count)]
+        folders = [self.folder / f"{name}{node}" for node in nodes]
+        (self.folder / name).mkdir(exist_ok=True)
+        for folder in {*folders} - {*self.folder.iterdir()}:
+            folder.symlink_to(self.folder / name)
+        return folders
+
+    def first_run(self):
+        """Runs the script on pretended GPUs, or without, if it can do so only."""
+        run = self.start("first")
+        if run.steps or "is_available" not in self.text:
+            return run
+        self.gpus = False
+        without = self.start("without")
+        if not without.steps:
+            return run
+        if run.lines():
+            error = one_line(run.lines()[-1])
+            self.say(look(None, f"it runs on CPUs, but not on pretended GPUs: {error}"))
+        return without
+
+    def ask(self):
+        """Returns what is found; an error of a question is told as such."""
+        facts = Facts(self.first_run(), self.args, self.start, self.launcher)
+        if not facts.run.steps:
+            self.ask_without_steps(facts)
+            return self.findings
+        self.answer("ends", ends.end, facts)
+        failed = [text for subject, text in facts.run.failures if subject == "steps"]
+        if failed:
+            self.say(unseen(f"what its steps do: the audit failed in {failed[0]} {REPORT}"))
+            return self.findings
+        if ends.too_early(facts):
+            self.say(unseen("the rest: the run was ended before each rank had made a step"))
+            return self.findings
+        for subject, question in QUESTIONS:
+            self.answer(subject, question, facts)
+        return self.findings
+
+    def answer(self, subject, question, facts):
+        """Asks a question, unless what it looks at was not noted because of an error of ours."""
+        what = question.__doc__.partition("\n")[0].strip(".").replace("Whether", "whether")
+        failed = [text for other, text in facts.run.failures if other == subject]
+        if failed:
+            self.say(unseen(f"{what}: the audit failed in {failed[0]} {REPORT}"))
+            return
+        try:
+            for finding in question(facts):
+                self.say(finding)
+        except AuditError as error:
+            self.say(unseen(f"{what}: the audit failed in {error} {REPORT}"))
+        except Exception as error:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            place = f"{os.path.basename(frame.filename)}:{frame.lineno}"
+            text = f"the audit failed in {place}: {type(error).__name__}: {error} {REPORT}"
+            self.say(unseen(f"{what}: {one_line(text)}"))
+
+    def ask_without_steps(self, facts):
+        run = facts.run
+        failures = [text for _, text in run.failures] + [f.text for f in facts.failures if f.ours]
+        if any(failure.of_cuda for failure in facts.failures):
+            self.answer("ends", ends.end, facts)
+        elif failures:
+            self.say(unseen(f"what it does: the audit failed in {failures[0]} {REPORT}"))
+        elif never := facts.events("no_gradient"):
+            self.answer("ends", ends.end, facts)
+            text = "no backward pass reaches the weights that the optimizer has"
+            self.say(wrong(never[0], text, "singlegpu.md"))
+        elif facts.failures and any(event["passes"] for event in run.events):
+            self.answer("ends", ends.end, facts)
+        elif any(event["passes"] for event in run.events):
+            self.answer("ends", ends.end, facts)
+            text = "it calls no step() of a torch optimizer"
+            if facts.events("closure"):
+                text = "a single step() computes all gradients, in its closure"
+            self.say(unseen(f"how it trains: {text}"))
+        elif run.hangs.count("in line") > 1:
+            self.answer("ends", ends.end, facts)
+        elif not any(finding.kind == "wrong" for finding in self.findings):
+            raise CannotRunError(run.hangs or ends.why_not(facts))

@@ -1,0 +1,113 @@
+"""Notes what a process of an audit does, and ends it: after so many steps, or by a signal."""
+
+import os
+import random
+import signal
+import subprocess
+import time
+import traceback
+
+import numpy
+import torch
+import torch._dynamo  # before a function of torch's is replaced
+import torch.distributed as dist
+
+from rankcheck import replay, witness
+from rankcheck.witness import details as witness_details
+from rankcheck.witness import files as witness_files
+from rankcheck.witness import order as witness_order
+from rankcheck.witness import state
+
+start = time.monotonic()
+failed = []  # the error of this process
+
+
+def seed():
+    """Gives each process other random numbers, as one has that is not forked, or AUDIT_SEED's."""
+    number = int(os.environ.get("AUDIT_SEED") or random.SystemRandom().getrandbits(32))
+    for function in (torch.manual_seed, random.seed, numpy.random.seed):
+        function(number)
+
+
+def after_step():
+    sent = witness.folder() / "sent"
+    at, signum = map(int, os.environ["AUDIT_SIGNAL"].split())
+    if state.steps == at and not sent.exists():
+        sent.touch()
+        signal_all(signum)
+    seconds = time.monotonic() - start
+    if state.steps >= int(os.environ["AUDIT_STEPS"]) or seconds > int(os.environ["AUDIT_SECONDS"]):
+        (witness.folder() / "limited").touch()
+        signal_all(signal.SIGKILL)
+
+
+def signal_all(signum):
+    """Sends a signal to all processes that train, to this one last, with their data workers.
+
+    As from torchrun, it comes from a process that is not a data worker's parent.
+    """
+    witness.write(signal=signum)
+    pids = {int(path.stem) for path in witness.folder().glob("*.jsonl")} - {os.getpid()}
+    # A process that the script has started leads no group of its own.
+    kill = f"kill -s {signum} --"
+    kills = [f"{kill} -{pid} || {kill} {pid}" for pid in [*pids, os.getpid()]]
+    options = {"stderr": subprocess.DEVNULL, "start_new_session": True}
+    subprocess.run(["sh", "-c", "; ".join(kills)], **options)
+
+
+def noted(function):
+    """Returns a function whose error, or whose end, is written down."""
+
+    def call(*args, **options):
+        try:
+            result = function(*args, **options)
+        except SystemExit as error:
+            if error.code and not failed:  # else torch exits so, after an error
+                witness.write(error=f"it exits: {error}", time=time.time())
+            raise
+        except Exception as error:
+            failed.append(error)
+            frames = traceback.extract_tb(error.__traceback__)
+            lines = [[frame.filename, frame.lineno, frame.name] for frame in frames]
+            text = f"{type(error).__name__}: {error}"
+            witness.write(error=text, frames=lines, time=time.time())
+            raise
+        witness.write(finished=True, losses=state.losses)
+        return result
+
+    return call
+
+
+def join(backend=None, init_method=None, *args, **options):
+    if os.environ["AUDIT_PORT"]:  # other audits run the same script at the same time
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": os.environ["AUDIT_PORT"]}
+        if str(init_method).startswith("tcp://"):
+            init_method = f"tcp://127.0.0.1:{os.environ['AUDIT_PORT']}"
+    init_process_group("gloo", init_method, *args, **options)
+
+
+def describe_gpus(pretended):
+    on_gpus = bool(pretended.used) or pretended.has_library()
+    return {"current_gpu": pretended.current(), "on_gpus": on_gpus}
+
+
+def install():
+    global init_process_group
+    seed()
+    if os.environ["PRETEND_GPUS"] != "0":
+        from rankcheck.pretend_gpus import (
+            on_cpu as pretend_on_cpu,  # it replaces functions of torch's
+        )
+
+        pretend_on_cpu.install()
+        pretend_on_cpu.on_first_use.append(lambda number: witness.write(gpu=number))
+        state.details.append(lambda *step: describe_gpus(pretend_on_cpu).items())
+    witness.install()
+    witness_details.install()
+    witness_files.install()
+    witness_order.install()
+    replay.install()
+    state.after_step.append(after_step)
+    init_process_group, dist.init_process_group = dist.init_process_group, join
+    if os.environ["AUDIT_PORT"]:
+        os.register_at_fork(after_in_child=seed)

@@ -1,0 +1,147 @@
+"""Asks of data: whose samples are whose, their order, their random numbers."""
+
+from collections import Counter, defaultdict
+
+from rankcheck.questions.facts import look, ok, unseen, wrong
+from rankcheck.questions.training import EVALUATING
+
+SAMPLER = "multigpu.md#what-happens-without-the-sampler"
+CHECK = "your_project.md#what-to-check"
+
+
+def samples(facts):
+    """Whether each sample comes to one rank, and is the same on all."""
+    if not facts.multi:
+        return
+    first = facts.epochs[0] if facts.epochs else []
+    if any(share["shares"] not in (None, facts.ranks) for share in first):
+        yield unseen("which rank takes which samples: some ranks share a model")
+        return
+    if not facts.replicas:
+        yield unseen("which rank takes which samples: the ranks may have parts of a model")
+        return
+    by_step = [[step["samples"] for step in ranks] for ranks in facts.steps]
+    distinct = {sample for ranks in by_step for sample in ranks[0]}
+    if all(ranks[0] == other for ranks in by_step for other in ranks) and len(distinct) > 1:
+        place = first[0] if first else facts.first
+        yield wrong(place, f"all {facts.ranks} ranks train on the same samples", SAMPLER)
+        return
+    if takes_parts(facts):
+        yield unseen("whether each sample comes to one rank: each takes its part of a batch itself")
+        return
+    draws = any(path.read_text() for path in facts.run.folder.glob("*.drawn"))
+    for shares in facts.epochs:
+        if "ended" in shares[0]:
+            yield from shares_of_epoch(shares, draws)
+    yield from copies(first)
+
+
+def takes_parts(facts):
+    """Whether each rank's model gets only a part of what its loaders yield."""
+    for steps, loaders in zip(facts.run.steps, facts.loaders, strict=True):
+        loaded = sum(len(iterator["hashed"]) for iterator in loaders if "trains" in iterator)
+        if not 0 < sum(len(step["samples"]) for step in steps) <= 0.75 * loaded:
+            return False
+    return True
+
+
+def shares_of_epoch(shares, draws):
+    """Looks whether the ranks' shares of an epoch overlap, and whether samples are missing."""
+    first = shares[0]
+    hashed = [set(share["hashed"]) for share in shares]
+    indices = [set(share["indices"]) - {None} for share in shares]
+    if not all(hashed):  # such as batches of a class that pytree does not open
+        yield unseen("whether each sample comes to one rank: its batches cannot be opened")
+        return
+    if any(len(h) < len(share["hashed"]) for h, share in zip(hashed, shares, strict=True)):
+        yield unseen("whether each sample comes to one rank: some have the same content")
+        return
+    several = sum(map(len, hashed)) - len(set.union(*hashed))
+    repeated = sum(map(len, indices)) - len(set.union(*indices))  # by a sampler, in the last batch
+    disjoint = all(indices) and repeated < len(shares)
+    missing = first["size"] - len(set.union(*indices))
+    if all(h == hashed[0] for h in hashed):
+        text = f"each rank trains on all {len(hashed[0])} samples of an epoch"
+        yield wrong(first, text, SAMPLER)
+    elif several >= len(shares) and disjoint:
+        text = f"the ranks' indices differ, but {several} of their samples are the same:"
+        yield wrong(first, f"{text} each makes, splits or shuffles its data", CHECK)
+    elif several >= len(shares):
+        yield look(first, f"in an epoch, {several} samples are on more than one rank", SAMPLER)
+    elif missing > 0 and first["shuffle"] is not None:
+        yield look(first, f"{missing} samples are missing from an epoch: drop_last?")
+    elif len(indices[0]) > 1 and indices.count(indices[0]) == len(shares) and same_data(shares):
+        text = f"each rank trains on all {len(indices[0])} samples, which are made anew each time"
+        yield look(first, text, SAMPLER)
+    elif draws and not disjoint:
+        yield unseen("whether each sample comes to one rank: random numbers make them")
+    else:
+        yield ok("in an epoch, each sample comes to one rank")
+
+
+def same_data(shares):
+    inputs = {share["inputs"] for share in shares}
+    return len(inputs) == 1 and "" not in inputs
+
+
+def copies(shares):
+    """Looks whether a data set is the same on all ranks, where they draw from the same one."""
+    found = {share["inputs"] for share in shares}
+    if not shares or any(share["shuffle"] is None for share in shares):
+        return  # without a DistributedSampler, a rank may have data of its own
+    if "" in found:
+        yield unseen("whether a sample is the same on all ranks")
+    elif len(found) > 1:
+        text = "samples are not the same on all ranks: each makes, splits or shuffles its data"
+        yield wrong(shares[0], text, CHECK)
+    elif len({share["targets"] for share in shares}) == 1:
+        yield ok("samples are the same on all ranks")
+
+
+def order(facts):
+    """Whether the order of the samples differs from epoch to epoch."""
+    by_loader = defaultdict(list)
+    for shares in facts.epochs:
+        by_loader[shares[0]["place"], shares[0]["size"]].append(shares[0])
+    epochs = max(by_loader.values(), key=len, default=[])
+    if len(epochs) < 2:
+        yield unseen("whether the order of the samples differs: it has one epoch, or no DataLoader")
+        return
+    first, second = epochs[:2]
+    length = min(len(first["indices"]), len(second["indices"]))
+    if length < 4 or None in first["indices"]:
+        yield unseen("whether the order of the samples differs: they have no indices")
+    elif first["indices"][:length] != second["indices"][:length]:
+        yield ok("the order of the samples differs from epoch to epoch")
+    elif first["shuffle"] and not first["own_order"]:
+        yield wrong(first, "each epoch has the same order: set_epoch is not called", SAMPLER)
+    elif not first["own_order"]:
+        text = "each epoch has the same order: the samples are not shuffled"
+        yield look(first, text, SAMPLER)
+    else:
+        yield unseen(
+            "whether the order should differ: the script's own loader or sampler decides it"
+        )
+
+
+def random_numbers(facts):
+    """Whether two ranks, or two data workers, make samples with equal random numbers."""
+    if not (facts.epochs and facts.replicas):
+        return
+    files = [path.read_text().splitlines() for path in facts.run.folder.glob("*.drawn")]
+    counts = Counter(state for lines in files for state in set(lines))
+    again = sorted({state.split()[0] for state in counts if counts[state] > 1})
+    if again:
+        text = f"ranks make their samples with the same random numbers, of {', '.join(again)}"
+        yield look(facts.epochs[0][0], text, CHECK)
+
+
+def evaluation(facts):
+    """Whether each rank evaluates all samples."""
+    for shares in zip(*facts.loaders, strict=False):
+        hashed = [set(share["hashed"]) for share in shares]
+        evaluates = all(share["evaluates"] and "trains" not in share for share in shares)
+        if facts.multi and evaluates and len(hashed[0]) > 1 and hashed.count(hashed[0]) > 1:
+            text = f"each rank evaluates all {len(hashed[0])} samples: split them, and add up"
+            yield look(shares[0], text, EVALUATING)
+            return

@@ -1,0 +1,91 @@
+"""Asks how a run ends, and what each rank does."""
+
+import re
+
+from rankcheck.launch.run import rank_of
+from rankcheck.questions.facts import look, ok, one_line, unseen, wrong
+
+GROUP = "multigpu.md#the-process-group"
+
+
+def why_not(facts):
+    """Returns what a script says that makes no step."""
+    said = [f"{(f.event or {'place': ''})['place']}: {f.text}" for f in facts.failures[:1]]
+    return "\n".join([*said, *facts.run.lines()[-12:]]) or "It printed nothing."
+
+
+def too_early(facts):
+    """Whether the limit ends the run before each rank has made a step."""
+    joined = max((event["joined"] for event in facts.events("joined")), default=1)
+    return facts.run.limited and facts.ranks < joined
+
+
+def end(facts):
+    """Whether it ends, and how."""
+    run = facts.run
+    if run.hangs:
+        hangs = one_line(run.hangs)
+        yield unseen(hangs) if run.is_long else wrong(None, hangs, "hangs.md")
+    elif run.limited:
+        yield unseen("how it ends: --steps or --seconds ended it first")
+    elif any(run.statuses):
+        yield failure(facts)
+    else:
+        yield ok("it ends, with status 0")
+        if run.stay_in_group():
+            yield look(None, "destroy_process_group is not called", "multigpu.md")
+
+
+def failure(facts):
+    """Returns what ends the run: the first error that is not about another rank."""
+    run = facts.run
+    errors = [f for f in facts.failures if not f.of_peer] or facts.failures
+    mismatch = "the ranks call different collectives, or one with tensors of different sizes"
+    if not errors and "preamble" in run.output and run.steps:  # gloo has ended all ranks
+        last = run.steps[0][-1]
+        return wrong(last, f"{mismatch}, after step {len(run.steps[0])}", "hangs.md")
+    if not errors:
+        lines = [line for line in run.lines() if re.search(r"Error|what\(\)", line)]
+        return wrong(None, f"it fails: {one_line((lines or run.lines() or [''])[-1])}", "errors.md")
+    first = errors[0]
+    if first.ours:
+        return unseen(f"how it ends: the audit failed: {first.text} (please report it)")
+    if first.of_peer:
+        done = [p for p in facts.run.ranks if any("left" in e or "finished" in e for e in p)]
+        done = [p for p in done if rank_of(p) != first.rank]
+        if ended := [f"rank {rank_of(p)} after {p[-1]['at']}" for p in done]:
+            text = f"rank {first.rank} waits in a collective, in step {steps_of(facts, first) + 1},"
+            text += f" for ranks that have ended: {', '.join(ended)} steps"
+            return wrong(first.event, text, "hangs.md")
+        if "preamble" in run.output:  # gloo, of a message that is not as long as expected
+            return wrong(first.event, f"{mismatch}: here is rank {first.rank}", "hangs.md")
+    if re.search("cuda", first.text, re.I) and not first.of_cuda:
+        return look(first.event, f"it fails: {first.text}", "errors.md")
+    return wrong(first.event, f"it fails: {first.text}", "errors.md")
+
+
+def steps_of(facts, failure):
+    return next((len(steps) for steps in facts.run.steps if steps[0]["rank"] == failure.rank), 0)
+
+
+def ranks(facts):
+    """Whether each rank trains, in one group, on a GPU of its own."""
+    first = facts.first
+    spawned = facts.launcher == "python" and len(facts.events("joined")) > 1
+    if facts.multi and first["world_size"] == 1:
+        text = f"{facts.ranks} processes train, each alone: none has joined a process group"
+        yield wrong(first, text, GROUP)
+    elif facts.ranks < first["world_size"] or (facts.ranks == 1 and spawned):
+        yield look(first, f"only {facts.ranks} of {facts.args.ranks} ranks train")
+    used = facts.gpus
+    if not len(used) > 1 == facts.args.nodes == max(map(len, used), default=0):
+        return  # it uses no GPUs, or several each
+    current = {steps[0]["current_gpu"] for steps in facts.run.steps}
+    if len(set.union(*used)) < len(used):
+        text = f"{len(used)} ranks use cuda:{min(used[0])}: set_device is missing"
+        yield wrong(first, text, GROUP)
+    elif current != set.union(*used):
+        text = "set_device is missing: collectives of objects, and barriers, use cuda:0"
+        yield look(first, text, GROUP)
+    else:
+        yield ok("each rank uses a GPU of its own")

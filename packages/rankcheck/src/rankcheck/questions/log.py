@@ -1,0 +1,104 @@
+"""Asks whether a logged loss is that of all ranks.
+
+A printed number is compared with the losses of backward passes: the last one, or the mean of those
+since the last step, the last number, or the beginning of the epoch.
+"""
+
+import statistics
+from itertools import product
+
+from rankcheck.questions.facts import look, ok, unseen
+from rankcheck.questions.gradients import factor_between
+
+SAVING = "multigpu.md#logging-and-saving-on-one-rank"
+
+
+def follows(printed, losses):
+    """Whether printed numbers are these losses, or a constant times them, to their last digit."""
+    digits = [len(text.split("e")[0].partition(".")[2]) for text in printed]
+    exponents = [int(text.partition("e")[2] or 0) for text in printed]
+    units = [10.0 ** (e - d) for d, e in zip(digits, exponents, strict=True)]
+    values = [float(text) for text in printed]
+    factor = factor_between(values, losses)
+    errors = [abs(v - factor * x) for v, x in zip(values, losses, strict=True)]
+    return max(values) - min(values) > 20 * max(units) and all(
+        error <= unit + 1e-5 * abs(value)
+        for error, unit, value in zip(errors, units, values, strict=True)
+    )
+
+
+def columns(events):
+    """Yields numbers that one line prints again and again, and after how many backward passes.
+
+    The place of a line that several others call, such as that of a log function, is theirs.
+    """
+    prints = [event for event in events if "printed" in event]
+    callers = {}
+    for event in prints:
+        callers.setdefault(event["place"], set()).add(event["called_in"])
+    printed = {}
+    for event in prints:
+        shared = len(callers[event["place"]]) > 1 and event["called_in"]
+        place = event["called_in"] if shared else event["place"]
+        key = (place, event["place"], event["form"])
+        printed.setdefault(key, {}).setdefault(event["passes"], []).extend(event["printed"])
+    for (place, line, _), numbers in printed.items():
+        for column in zip(*numbers.values(), strict=False):
+            if len(column) > 2:
+                yield place, line, [*numbers], column
+
+
+def mean_loss(ranks, start, end, weighted):
+    """Returns the mean of the losses of these passes of all `ranks`, or of their samples'."""
+    passes = [loss for losses in ranks for loss in losses[start:end] if loss[0] is not None]
+    counts = [count if weighted else 1 for _, count in passes]
+    total = sum(loss * count for (loss, _), count in zip(passes, counts, strict=True))
+    return total / sum(counts) if sum(counts) else float("nan")
+
+
+def since(begins, end):
+    return max([0, *(begin for begin in begins if begin < end)])
+
+
+def spans(ends, steps, epochs):
+    """Yields a name, and the passes that each number may be the mean of: from one to another."""
+    yield "last", [(end - 1, end) for end in ends]
+    yield "next", [(end, end + 1) for end in ends]  # it is printed before the backward pass
+    yield "other", [(end - 2, end - 1) for end in ends]  # two losses take turns
+    for begins in (steps, ends, epochs):
+        yield "mean", [(since(begins, end), end) for end in ends]
+
+
+def span_of(printed, ends, steps, epochs, ranks):
+    """Returns the name of a span whose mean loss the numbers follow, or None."""
+    for (name, passes), weighted in product(spans(ends, steps, epochs), (False, True)):
+        means = [mean_loss(ranks, max(start, 0), end, weighted) for start, end in passes]
+        if all(mean == mean for mean in means) and follows(printed, means):
+            return name
+    return None
+
+
+def losses(facts):
+    """Whether a loss that it logs is that of all ranks."""
+    if not facts.replicas:
+        return
+    ranks = [[loss for e in events for loss in e.get("losses", [])] for events in facts.run.ranks]
+    counts = [[len(step["losses"]) for step, *_ in steps] for steps in facts.by_optimizer]
+    counts = [passes for passes in counts if any(passes)]  # others step after the same ones
+    accumulates = len(counts) == 1 and statistics.median(counts[0]) > 1
+    prints = [{e["place"] for e in events if "printed" in e} for events in facts.run.ranks]
+    found = set()
+    for rank, events in enumerate(facts.run.ranks):
+        steps = [event["passes"] for event in events if "samples" in event]
+        epochs = [iterator["passes"] for iterator in facts.loaders[rank]]
+        for place, line, ends, numbers in columns(events):
+            alone = sum(line in places for places in prints) == 1
+            if span_of(numbers, ends, steps, epochs, ranks):
+                found.add(ok("a loss that it prints is that of all ranks"))
+            elif span := span_of(numbers, ends, steps, epochs, [ranks[rank]]):
+                last = accumulates and span in ("last", "other")
+                text = "the loss is that of one rank, not of all"
+                text = text if alone else "each rank prints the loss of its own samples"
+                text += ", and of its last micro-batch" if last else ""
+                found.add(look({"place": place}, text, SAVING))
+    yield from found or [unseen("whether a loss that it logs is that of all ranks")]

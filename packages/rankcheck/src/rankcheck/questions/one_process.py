@@ -1,0 +1,82 @@
+"""Asks whether a gradient of all ranks is that of one process with all samples."""
+
+import math
+
+from rankcheck.questions.facts import look, ok, unseen
+from rankcheck.questions.gradients import close, factor_between, known_products
+from rankcheck.questions.training import LOSSES
+
+
+def gradient(facts):
+    """Whether a gradient is that of one process."""
+    if not facts.replicas:
+        return
+    number = step_to_compare(facts.steps)
+    why = why_not(facts, facts.steps[number])
+    if not why:
+        whole = facts.whole_run(keep=str(number))
+        replay = {"AUDIT_REPLAY": str(whole.folder), "AUDIT_STEPS": "1"}
+        alone = facts.rerun("alone", ranks=1, gpus=facts.ranks, AUDIT_SEED="7", **replay)
+        ranks = [steps[number] for steps in whole.steps if number < len(steps)]
+        if [len(ranks), len(alone.steps)] == [facts.ranks, 1]:
+            yield from compare(ranks, alone.steps[0][0], number)
+            return
+        why = f"alone, it does not train: {(alone.lines() or [''])[-1]}"
+        if len(ranks) < facts.ranks:
+            why = "with a seed, it made fewer steps"
+        elif len(alone.steps) > 1:
+            why = f"it starts {len(alone.steps)} processes there as well"
+    yield unseen(f"whether a gradient is that of one process: {why}")
+
+
+def step_to_compare(steps):
+    """Returns the number of a late step, since a wrong mean may be near the right one at first.
+
+    The ranks' shares are uneven in it, if they are in one; its gradient is more than rounding.
+    """
+    largest = [max(step["largest"] for step in ranks) for ranks in steps]
+    finite = [size for size in largest if math.isfinite(size)]
+    clear = [n for n, size in enumerate(largest) if finite and size >= 0.01 * max(finite)]
+    uneven = [n for n in clear if len({len(step["samples"]) for step in steps[n]}) > 1]
+    return (uneven or clear or [0])[-1]
+
+
+def why_not(facts, ranks):
+    """Says why a step cannot be compared with that of one process, if so."""
+    if facts.args.no_kill or facts.outside:
+        return "it was run only once"
+    if any("parameter" in kind for kind, *_ in facts.run.differences()):
+        return "its parameters are in a different order there"
+    if not all(math.isfinite(step["largest"]) for step in ranks):
+        return "it is not finite"
+    if not facts.events("iterator"):
+        return "it has no DataLoader"
+    if any(step["sharded"] for step in ranks) or len({len(s["own"]) for s in ranks}) > 1:
+        return "it is sharded"
+    if any(step["batch_norm"] for step in ranks):
+        return "BatchNorm depends on the batch"
+    if any(step["random"] for step in ranks):
+        return "it depends on random numbers"
+    if len({str(step["used"]) for step in ranks}) > 1:
+        return "each rank uses a gradient of its own"
+    return ""
+
+
+def compare(ranks, alone, number):
+    samples = [sample for step in ranks for sample in step["samples"]]
+    (_, (used, *_)), (_, (one,)) = known_products(ranks), known_products([alone])
+    text = f"the gradient of step {number + 1} is not that of one process with all the samples"
+    rounding = 0.03 if any(step["half"] for step in ranks) else 1e-3
+    scale = max(map(abs, used), default=0)
+    if sorted(samples) != sorted(alone["samples"]) or len(used) != len(one):
+        yield unseen("whether a gradient is that of one process: it has different samples")
+    elif not scale or not any(one):
+        yield unseen("whether a gradient is that of one process: it is 0")
+    else:
+        factor = factor_between(used, one)
+        if not close(used, [factor * x for x in one], scale, rounding):
+            yield look(ranks[0], text, LOSSES)
+        elif abs(factor - 1) > rounding:
+            yield look(ranks[0], f"{text}, but {factor:.3g} times it", LOSSES)
+        else:
+            yield ok("the gradient is that of one process with the samples of all")

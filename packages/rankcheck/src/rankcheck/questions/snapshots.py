@@ -1,0 +1,264 @@
+"""Asks of snapshots: who writes them, how, and what a kill costs."""
+
+import contextlib
+import os
+import pickletools
+import re
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from torch.serialization import get_unsafe_globals_in_checkpoint
+
+from rankcheck.questions.facts import Failure, look, ok, one_line, unseen, wrong
+from rankcheck.questions.gradients import same
+
+LOADING, SAVING = "singlegpu.md#loading-a-snapshot", "singlegpu.md#saving-a-snapshot"
+ONE_RANK = "multigpu.md#logging-and-saving-on-one-rank"
+CHECK = "your_project.md#what-to-check"
+SCALER = "recipes/mixed_precision.md#the-scaler-in-the-snapshot"
+
+
+def size_of(path):
+    return sum(file.stat().st_size for file in [path, *path.rglob("*")] if file.is_file())
+
+
+def is_saved(file):
+    """Whether a file is a whole one of torch.save, and no part of a distributed checkpoint."""
+    with contextlib.suppress(RuntimeError, OSError):
+        return file.suffix != ".distcp" and bool(torch._C.PyTorchFileReader(str(file)))
+    return False
+
+
+def saves_of(facts):
+    return [event for event in facts.events("saved") if event["saved"]]
+
+
+def loads_of(run):
+    """Returns what a run has loaded, but for files outside of its folder, such as data."""
+    home = str(run.home.resolve())
+    loads = [event for event in run.events if "loaded_to" in event]
+    return [load for load in loads if os.path.realpath(load.get("loaded") or home).startswith(home)]
+
+
+def files(facts):
+    """Whether what it saves is whole, complete, and can be loaded."""
+    by_process = [[e for e in events if e.get("saved")] for events in facts.run.processes]
+    saves = saves_of(facts)
+    writers = Counter(path for saves in by_process for path in {s["saved"] for s in saves})
+    yield from writing(facts, saves, writers)
+    for events in by_process:
+        for path in writers:
+            own = {Path(event["saved"]) for event in events}
+            yield from overwriting([e for e in events if e["saved"] == path], Path(path), own)
+    yield from contents(facts, saves)
+    total = len(facts.run.steps[0])
+    if saves and not facts.run.limited and saves[-1]["at"] < total:
+        text = f"its last save comes after {saves[-1]['at']} of {total} steps"
+        yield look(saves[-1], text, "singlegpu.md#the-training-loop")
+
+
+def writing(facts, saves, writers):
+    """Looks who writes a file, and whether it is on the disk before it gets its name."""
+    for save in [save for save in saves if "folder" not in save]:
+        number, name = writers[save["saved"]], Path(save["saved"]).name
+        if number > 1:
+            yield wrong(save, f"{number} ranks write {name}, one over the other's", ONE_RANK)
+    opened = Counter((e["opened"], e["rank"]) for e in facts.events("opened"))
+    ranks = Counter(path for path, _ in opened)
+    for event in facts.events("opened"):
+        number, name = ranks[event["opened"]], Path(event["opened"]).name
+        if number > 1 and event["opened"] not in writers:
+            yield look(event, f"{number} ranks write {name}, one over the other's", ONE_RANK)
+    renames = [event for event in facts.run.events if event.get("renamed") in writers]
+    for rename in renames:
+        name = Path(rename["to"]).name
+        if not rename["synced"]:
+            text = f"{name} is renamed without fsync: a power failure may leave it empty"
+            yield look(rename, text, SAVING)
+        if len({e["rank"] for e in renames if e["to"] == rename["to"]}) > 1:
+            yield look(rename, f"several ranks write {name}: one is enough", ONE_RANK)
+
+
+def overwriting(saves, path, own):
+    """Looks whether a file is written over, and no other that the process saves is as large."""
+    over = any(b["inode"] and a["inode"] in (None, b["inode"]) for a, b in pairwise(saves))
+    if over and path.exists():
+        others = {other.resolve() for other in {*path.parent.iterdir(), *own}}
+        others = [other for other in others if other.is_dir() or is_saved(other)]
+        beside = [size_of(other) for other in others]
+        say = look if len([n for n in beside if n > size_of(path) / 2]) > 1 else wrong
+        text = "writes over the last snapshot: killed meanwhile, it leaves none"
+        yield say(saves[0], text, SAVING)
+
+
+def contents(facts, saves):
+    """Looks whether files load with weights_only, and what is in them."""
+    for file in own_files(facts):
+        if unsafe := get_unsafe_globals_in_checkpoint(file):
+            text = f"loading {file.name} is unsafe: weights_only=True refuses {unsafe[0]}"
+            yield look(saves[0], text, SAVING)
+    names = snapshot_names(facts)
+    for wrapper in ("module.", "_orig_mod."):
+        if any(name.startswith(wrapper) for name in names):
+            text = f"names in the snapshot begin with {wrapper}: save the model inside"
+            yield look(saves[0], text, SAVING)
+    scales = any(step["scale"] for step in facts.run.steps[0])
+    if scales and names and "growth_factor" not in names:
+        yield look(saves[0], "the state of the gradient scaler is not saved", SCALER)
+
+
+def own_files(facts):
+    """Returns the files that the script itself saves: a package knows how to load its own."""
+    saves = saves_of(facts)
+    by_library = {Path(save["saved"]).name for save in saves if save.get("by_library")}
+    files = filter(is_saved, sorted(facts.run.home.rglob("*")) if saves else [])
+    return [file for file in files if file.name not in by_library]
+
+
+def snapshot_names(facts):
+    """Returns the keys, and other strings, of what the script itself saves."""
+    names = set()
+    for file in own_files(facts):
+        pickled = torch._C.PyTorchFileReader(str(file)).get_record("data.pkl")
+        codes = pickletools.genops(pickled)
+        names |= {value for code, value, _ in codes if "UNICODE" in code.name}
+    return names
+
+
+def missing_state(facts, save):
+    """Looks what a snapshot lacks, where no run has loaded it."""
+    names = snapshot_names(facts)
+    steps = facts.run.steps[0]
+    if names and steps[-1]["stateful"] and "param_groups" not in names:
+        text = "the optimizer's state is not saved: a resumed run cannot train as before"
+        yield look(save, text, SAVING)
+    elif names and any(step["scheduled"] for step in steps) and "last_epoch" not in names:
+        yield look(save, "the state of the learning rate's schedule is not saved", CHECK)
+
+
+def kill(facts):
+    """Whether it survives a kill."""
+    saves = saves_of(facts)
+    total = len(facts.run.steps[0])
+    times = sorted({save["at"] for save in saves if 0 < save["at"] < total - 1})
+    save = next((save for save in saves if save["at"] in times[:1]), None)
+    if facts.args.no_kill:
+        yield unseen("how it survives a kill: --no-kill")
+    elif facts.outside:
+        text = f"it saves to {facts.outside[0]}; let it save to a relative path"
+        yield unseen(f"how it survives a kill: {text}")
+    elif not times:
+        yield unseen("how it survives a kill: it calls no torch.save before the last step here")
+    else:
+        at = (save["at"] + [*times, total][1] + 1) // 2
+        yield from resume(facts, save, at)
+        yield from stop(facts, at)
+    if save and not any(map(loads_of, facts.runs)):
+        yield from missing_state(facts, save)
+
+
+def resume(facts, save, at):
+    whole = facts.whole_run()
+    killed = facts.rerun("killed", AUDIT_SEED="7", AUDIT_SIGNAL=f"{at} 9")
+    again = facts.rerun("killed", facts.args.resume, AUDIT_SEED="7")
+    started = f"killed in step {at + 1} and started again, it"
+    if not (killed.steps and all(map(same, killed.steps[0], whole.steps[0]))):
+        yield unseen("how it survives a kill: two runs with the same seed differ")
+    elif not again.steps:
+        errors = [Failure(event) for event in again.events if "error" in event]
+        errors.sort(key=lambda failure: failure.of_peer)
+        said = errors[0].text if errors else one_line(" ".join(again.lines()[-3:]))
+        place = (errors and errors[0].event) or save
+        say = wrong if loads_of(again) else look
+        yield say(place, f"{started} makes no step: {said}", "singlegpu.md")
+    else:
+        yield from compare(facts, whole.steps[0], again, save, started)
+
+
+def stop(facts, at):
+    """Looks at what it does at SIGTERM."""
+    total = len(facts.whole_run().steps[0])
+    stopped = facts.rerun("stopped", AUDIT_SIGNAL=f"{at} 15")
+    regular = {e["at"] for e in facts.whole_run().events if "saved" in e}
+    saves = [e["at"] for e in stopped.events if "saved" in e]
+    # The signal comes in step `at` + 1: a regular save after step `at` was before it.
+    saved = [n for n in saves if n > at or (n == at and at not in regular)]
+    page = "preemptible.md"
+    if stopped.hangs:
+        yield wrong(None, f"after SIGTERM: {one_line(stopped.hangs)}", page)
+    elif saved and "gloo/" in stopped.output:
+        text = "after SIGTERM, a rank stops, and another fails in a collective"
+        yield wrong(None, text, page)
+    elif re.search(r"DataLoader worker.*(killed|exited)", stopped.output):
+        text = "SIGTERM, which torchrun sends to data workers, too, ends them, and their rank"
+        text += " fails before it saves: let worker_init_fn call os.setsid()"
+        loader = next((event for event in stopped.events if "iterator" in event), None)
+        yield wrong(loader, text, f"{page}#data-workers")
+    elif saved and len(stopped.steps[0]) < total:
+        yield ok(f"SIGTERM in step {at + 1}: it saves after {saved[-1]}, and ends")
+    elif stopped.steps and len(stopped.steps[0]) == total:
+        yield unseen("whether it saves at SIGTERM: it ends before it may look")
+    else:
+        yield look(None, "at SIGTERM, nothing is saved", page)
+
+
+def compare(facts, whole, again, save, started):
+    """Compares the steps after a kill with those of a run without one."""
+    steps = again.steps[0]
+    load = next(iter(loads_of(again)), save)
+    numbers = [n for n, s in enumerate(whole) if s["digest"] == steps[0]["digest"]]
+    if steps[0]["foreign"] and not whole[0]["foreign"]:
+        text = "its optimizer holds none of the model's weights: were they replaced later?"
+        yield wrong(load, f"{started} trains nothing: {text}", LOADING)
+    elif len(numbers) > 1 and (load is not save or len(steps) < len(whole)):
+        yield unseen("where it resumes: its weights do not change")
+    elif not numbers or 0 in numbers:
+        what = "begins from scratch" if numbers else "begins with weights that it never had"
+        yield look(load, f"{started} {what}: does it need --resume?", LOADING)
+    else:
+        if facts.on_gpus and load.get("loaded_to") == "None":
+            text = "torch.load without map_location: each rank loads onto the GPU that saved"
+            yield look(load, text, LOADING)
+        yield from compare_steps(facts, whole, again, numbers[0], load, started)
+
+
+def compare_steps(facts, whole, again, number, load, started):
+    """Compares the steps of a resumed run with those after step `number` of another."""
+    steps = again.steps[0]
+    pairs = list(zip(steps, whole[number:], strict=False))
+    repeated = [n for n, s in enumerate(whole) if s["samples"] == steps[0]["samples"] != []]
+    lacks = steps[0]["stateful"] < pairs[0][1]["stateful"]
+    if lacks:
+        text = "the snapshot lacks the optimizer's state, or it is not loaded"
+        yield wrong(load, f"{started} has no momentum or the like: {text}", LOADING)
+    rest, is_whole = len(whole) - number, not (again.limited or facts.whole_run().limited)
+    if all(same(a, b) for a, b in pairs) and is_whole and len(steps) != rest:
+        yield look(load, f"{started} makes {len(steps)} steps, but {rest} were left", LOADING)
+    elif all(same(a, b) for a, b in pairs):
+        yield ok(f"{started} resumes after step {number}, and trains as without a kill")
+    elif any(a["samples"] != b["samples"] for a, b in pairs):
+        text = f"{started} takes different samples than without a kill"
+        if repeated and repeated[0] < number:
+            text = f"{started} has the weights of step {number}, and takes again the"
+            text += f" samples of step {repeated[0] + 1} and those that follow"
+        yield look(load, text, "resumable.md")
+    elif not lacks:
+        text = f"{started} takes the same samples, but {difference(pairs)}"
+        yield look(load, text, CHECK)
+
+
+def difference(pairs):
+    """Says what differs first where a resumed run takes the same samples."""
+    rates = next(((a["rates"], b["rates"]) for a, b in pairs if a["rates"] != b["rates"]), None)
+    first, other = pairs[0]
+    if rates:
+        return f"the learning rate is {rates[0][0]:g}, not {rates[1][0]:g}: is its schedule saved?"
+    if first["state"] != other["state"]:
+        return "the optimizer's state differs from the saved one"
+    if first["scale"] != other["scale"]:
+        return f"the scaler's factor is {first['scale']:g}, not {other['scale']:g}"
+    if any(a["random"] for a, _ in pairs) and first["random_state"] != other["random_state"]:
+        return "draws different random numbers in a step: with dropout, that may be right"
+    return "differs: what else does it keep?"

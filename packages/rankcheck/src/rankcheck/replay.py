@@ -1,0 +1,80 @@
+"""Keeps the batches of all ranks' step AUDIT_KEEP, or takes those that are kept in AUDIT_REPLAY.
+
+There, one process begins with the weights of that step, and gets each batch of all ranks as one.
+"""
+
+import os
+from pathlib import Path
+
+import torch
+from torch.utils._pytree import tree_map
+
+from rankcheck import witness
+from rankcheck.witness import state
+from rankcheck.witness.batches import random_states
+
+batches = []  # that have come since the last step
+states = None  # of the random numbers when the last one came
+joined = None  # those to come, where they are taken
+
+
+def keep_batch(batch):
+    global states
+    if torch.is_grad_enabled():  # else it evaluates
+        batches.append(batch)
+        states = random_states()
+    return batch
+
+
+def has_drawn():
+    """Whether random numbers were drawn since the last batch came, or since torch had a seed."""
+    states_now = random_states()
+    fresh = torch.Generator().manual_seed(torch.initial_seed())
+    if torch.equal(fresh.get_state(), torch.get_rng_state()):
+        states_now["torch"] = states["torch"]
+    return states_now != states
+
+
+def weights():
+    groups = [group for o in state.optimizers for group in o.param_groups]
+    parameters = {id(p): p for group in groups for p in group["params"]}  # some are in several
+    return [witness.local(p).detach() for p in parameters.values()]
+
+
+def describe(optimizer, parameters):
+    """Says whether the step is random; before each, the batches of the last one are forgotten."""
+    if str(state.steps) == os.environ["AUDIT_KEEP"]:
+        kept = {"batches": batches, "weights": weights()}
+        witness.original["save"](kept, witness.folder() / f"{witness.get_rank()}.kept")
+    batches.clear()
+    return [("random", states is not None and has_drawn())]
+
+
+def join(*leaves):
+    if torch.is_tensor(leaves[0]) and leaves[0].ndim:
+        return torch.cat(leaves)
+    if any(leaf != leaves[0] for leaf in leaves):
+        raise ValueError("these batches cannot be joined")
+    return leaves[0]
+
+
+def take_joined(batch):
+    global joined
+    if not torch.is_grad_enabled():
+        return batch
+    if joined is None:
+        files = sorted(Path(os.environ["AUDIT_REPLAY"]).glob("*.kept"), key=lambda f: int(f.stem))
+        load = witness.original["load"]
+        ranks = [load(file, "cpu", weights_only=False) for file in files]
+        batches_of_all = zip(*(rank["batches"] for rank in ranks), strict=True)
+        joined = [tree_map(join, *parts) for parts in batches_of_all]
+        for parameter, value in zip(weights(), ranks[0]["weights"], strict=True):
+            parameter.copy_(value)
+    return joined.pop(0) if joined else batch
+
+
+def install():
+    if "AUDIT_REPLAY" in os.environ:
+        state.change.append(take_joined)
+    state.change.append(keep_batch)
+    state.details.append(describe)

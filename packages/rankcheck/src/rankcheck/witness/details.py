@@ -1,0 +1,297 @@
+"""Notes what tools/audit asks of steps beside _witness.py: gradients, losses, waits, evaluations.
+
+Of a gradient, its product with a fixed vector is kept: that of a mean is the mean of the products.
+"""
+
+import functools
+import re
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LRScheduler
+
+from rankcheck import witness
+from rankcheck.witness import batches as witness_batches
+from rankcheck.witness import (
+    caller,
+    hashes,
+    held,
+    is_library,
+    local,
+    observe,
+    place,
+    state,
+    tensors_of,
+    write,
+)
+from rankcheck.witness.batches import digest
+
+PATTERN = torch.cos(torch.arange(4096, dtype=torch.float64))
+MAX_GRADIENTS = 40  # whose products are written down, of each step
+NUMBER = re.compile(r"-?\d+\.\d+(?:e[-+]?\d+)?")
+WAITS = ("item", "__float__", "__format__", "cpu", "tolist")  # for what a GPU computes
+COLLECTIVES = ("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce")
+COLLECTIVES += ("all_to_all", "all_to_all_single", "broadcast", "gather", "reduce", "scatter")
+COLLECTIVES += ("reduce_scatter", "reduce_scatter_tensor", "send", "recv", "isend", "irecv")
+COLLECTIVES += ("batch_isend_irecv",)
+
+
+def product(tensor):
+    flat = local(tensor).detach().to_dense().flatten()[: len(PATTERN)]
+    return float(flat.double() @ PATTERN[: len(flat)])
+
+
+def averages():
+    """Whether DDP averages the gradients of the backward pass that runs now."""
+    wrappers = [root for root in state.roots if isinstance(root, DistributedDataParallel)]
+    return any(wrapper.require_backward_grad_sync for wrapper in wrappers)
+
+
+def follow(result, optimizer, group):
+    """Adds up the gradients of an optimizer's parameters, as they are before the ranks' mean."""
+
+    def add(key, gradient):
+        state.products[key] = state.products.get(key, 0.0) + product(gradient)
+        state.syncs[key] = state.syncs.get(key, 0) + averages()
+
+    if optimizer not in state.optimizers:
+        state.optimizers.append(optimizer)
+    for parameter in optimizer.param_groups[-1]["params"]:
+        is_new = state.followed.get(id(parameter)) is not parameter  # to any optimizer
+        if is_new and parameter.requires_grad and not hasattr(parameter, "to_local"):
+            state.followed[id(parameter)] = parameter
+            parameter.register_hook(held("steps", functools.partial(add, id(parameter))))
+
+
+def note_wrapper(ddp, module, *args, **options):
+    if not witness.of_all_ranks(**options):
+        return  # other ranks have other parts of the model
+    searches = options.get("find_unused_parameters", False)
+    ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
+    named = module.named_parameters()
+    state.wrapped.update(
+        (id(parameter), searches) for name, parameter in named if name not in ignored
+    )
+
+
+def drops(modules):
+    return any(isinstance(m, _DropoutNd) and m.p > 0 and m.training for m in modules)
+
+
+def normalizes(modules):
+    return any(isinstance(m, _BatchNorm) and m.training for m in modules)
+
+
+def note_call(module, inputs):
+    """Notes 16 bits, gradients that nobody clears, and models that are called to evaluate."""
+    state.half |= torch.is_autocast_enabled("cpu")
+    if torch.is_grad_enabled():
+        if module is state.called and not state.samples and state.steps:
+            note_stale(module)
+        return
+    models = [model for root in state.roots for model in (root, getattr(root, "module", None))]
+    if module in models and module not in state.evaluated:
+        state.evaluated.add(module)
+        modules = [*module.modules()]
+        is_ddp = isinstance(module, DistributedDataParallel)
+        write(
+            broadcasts=is_ddp and module.will_sync_module_buffers(),
+            drops=drops(modules),
+            normalizes=normalizes(modules),
+            place=place(),
+        )
+
+
+def note_stale(module):
+    """Notes gradients that a step has left over, of parameters that no optimizer here has."""
+    used = {id(p) for o in state.optimizers for group in o.param_groups for p in group["params"]}
+    stale = [p for p in module.parameters() if p.grad is not None and id(p) not in used]
+    if stale and not state.stale_noted:
+        state.stale_noted = True
+        write(stale=len(stale), place=place())
+
+
+def note_backward(tensors, *args, **options):
+    state.passes += 1
+    is_loss = torch.is_tensor(tensors) and tensors.numel() == 1
+    loss = float(local(tensors).detach()) if is_loss else None
+    state.losses.append([loss, len(state.samples)])
+
+
+def note_samples(result, *args, **options):
+    state.losses[-1][1] = len(state.samples) - state.losses[-1][1]
+
+
+def note_cleared(owner, *args, **options):
+    """Notes gradients that are cleared before a step has used them.
+
+    An optimizer of one's own may use them in other methods.
+    """
+    is_torchs = all(type(o).__module__.startswith("torch.") for o in state.optimizers)
+    if len(state.optimizers) == 1 and is_torchs and state.samples and not state.in_closure:
+        write(thrown=len(state.samples), place=place())
+        forget()
+
+
+def note_skipped(result, *args, **options):
+    """A step that the scaler skips has used its gradients: they are infinite."""
+    if state.samples:
+        forget()
+
+
+def forget():
+    for noted in (state.samples, state.products, state.syncs):
+        noted.clear()
+
+
+def shard(parameter):
+    """Returns which part of a parameter this rank holds: ranks with equal ones hold the same."""
+    if not hasattr(parameter, "to_local"):
+        return None
+    mesh = parameter.device_mesh
+    places = zip(parameter.placements, mesh.get_coordinate() or [], strict=False)
+    return mesh.mesh.tolist(), [c if p.is_shard() else None for p, c in places]
+
+
+def describe_gradients(parameters):
+    trained = [p for p in parameters if p.requires_grad]
+    all_used = all(id(p) in state.products for p in trained)
+    own = [state.products.pop(id(p), None) for p in parameters]
+    gradients = [local(p.grad) for p in parameters if p.grad is not None]
+    return {
+        "own": own[:MAX_GRADIENTS],
+        "used": [None if p.grad is None else product(p.grad) for p in parameters[:MAX_GRADIENTS]],
+        "has_gradient": any(value is not None for value in own),
+        "largest": max((float(g.abs().max()) for g in gradients if g.numel()), default=0.0),
+        "ddp": all(id(p) in state.wrapped for p in trained),
+        "syncs": max((state.syncs.pop(id(p), 0) for p in parameters), default=0),
+        "searches": all_used and any(state.wrapped.get(id(p)) for p in trained),
+    }
+
+
+def describe_shards(parameters, modules):
+    world = (dist.get_world_size() if dist.is_initialized() else 1,)
+    return {
+        "sharded": any(hasattr(p, "to_local") for p in parameters),
+        "shard": digest([shard(p) for p in parameters]),
+        "shapes": digest([list(p.shape) for p in parameters]),
+        "whole": sum(p.numel() for p in parameters),
+        "fsdp": any(isinstance(module, FSDPModule) for module in modules)
+        and all(hasattr(p, "device_mesh") and p.device_mesh.shape == world for p in parameters),
+    }
+
+
+def digest_of(tensors):
+    return digest(sorted(hashes(local(t).detach().flatten()[None]) for t in tensors))
+
+
+def describe_state(optimizer):
+    """Describes what an optimizer keeps; ZeroRedundancyOptimizer keeps it in one of its own."""
+    states = [optimizer.state, getattr(getattr(optimizer, "optim", None), "state", {})]
+    tensors = tensors_of([dict(s) for s in states])
+    return {
+        "stateful": any(t.ndim > 0 for t in tensors),
+        "state": digest_of(tensors),
+        "rates": [float(group["lr"]) for group in optimizer.param_groups if "lr" in group],
+        "scheduled": any(getattr(s, "optimizer", None) is optimizer for s in state.schedules),
+    }
+
+
+def describe(optimizer, parameters):
+    """Returns what the event of a step has, too."""
+    modules = {module for root in state.roots for module in root.modules()}
+    of_models = [p for module in modules for p in module.parameters(recurse=False)]
+    called = {*map(id, of_models)}
+    own = digest_of(parameters)
+    more = describe_gradients(parameters) | describe_shards(parameters, modules)
+    more |= describe_state(optimizer)
+    more |= {
+        "optimizer": id(optimizer),
+        "place": place(),
+        "digest": own,
+        "called": own if called == {*map(id, parameters)} else digest_of(of_models),
+        "foreign": not called.intersection(map(id, parameters)),
+        "losses": state.losses[:],
+        "half": state.half or any(local(p).itemsize < 4 for p in parameters),
+        "dropout": drops(modules),
+        "talks": bool(state.talks),
+        "batch_norm": normalizes(modules),
+        "scale": state.scaler.get_scale() if state.scaler else None,
+        "waits": sorted(state.waits),
+    }
+    for noted in (state.losses, state.waits, state.talks):
+        noted.clear()
+    state.scaler, state.half = None, False
+    return more.items()
+
+
+def note_collective(*args, **options):
+    if line := caller():
+        state.talks.add(line)
+
+
+def note_wait(tensor, *args, **options):
+    by_script = state.depth == 1 and caller()
+    if by_script and tensor.is_floating_point() and tensor.numel() < 64:
+        state.waits.add(by_script)
+
+
+def note_output(stream):
+    """Notes numbers that the script prints, with the line that has called the one that prints."""
+
+    def note(text):
+        if numbers := NUMBER.findall(text):
+            frame = sys._getframe(1)
+            lines = []
+            while frame:
+                if not is_library(frame):
+                    lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+                frame = frame.f_back
+            form = re.sub(r"[-\d.]+", "#", text)
+            place, called_in, *_ = [*lines, "", ""]
+            write(printed=numbers, form=form, place=place, called_in=called_in)
+
+    observe("prints", stream, "write", before=note)
+
+
+def note_scale(self, outputs):
+    if self.is_enabled():
+        state.scaler = self
+
+
+def note_clipping(*args, **options):
+    stages = state.scaler._per_optimizer_states.values() if state.scaler else []
+    if (
+        state.scaler
+        and state.scaler.get_scale() != 1
+        and all(s["stage"].name == "READY" for s in stages)
+    ):
+        write(clips_scaled=True, place=place())
+
+
+def install():
+    witness_batches.install()
+    observe("steps", torch.optim.Optimizer, "add_param_group", after=follow)
+    for owner in (torch.optim.Optimizer, torch.nn.Module):
+        observe("steps", owner, "zero_grad", before=note_cleared)
+    observe("steps", DistributedDataParallel, "__init__", before=note_wrapper)
+    observe("steps", torch.autograd, "backward", before=note_backward, after=note_samples)
+    observe("steps", torch.amp.GradScaler, "scale", before=note_scale)
+    observe("steps", torch.amp.GradScaler, "step", after=note_skipped)
+    observe("saves", LRScheduler, "__init__", before=lambda s, *a, **o: state.schedules.add(s))
+    for name in COLLECTIVES:
+        observe("steps", dist, name, before=note_collective)
+    for name in WAITS:
+        observe("costs", torch.Tensor, name, before=note_wait)
+    for stream in (sys.stdout, sys.stderr):
+        note_output(stream)
+    for name in ("clip_grad_norm_", "clip_grad_value_"):
+        observe("costs", torch.nn.utils, name, before=note_clipping)
+    register_module_forward_pre_hook(held("steps", note_call))
+    state.details.append(describe)

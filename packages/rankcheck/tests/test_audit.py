@@ -1,0 +1,158 @@
+"""rankcheck finds the faults of faults.txt, and none in right scripts."""
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import rankcheck
+from helpers import by_day, run_rankcheck
+from rankcheck.auditor import Audit
+from rankcheck.cli import parse_args
+from rankcheck.launch.jobs import Shell
+from rankcheck.questions.snapshots import resume
+
+SCRIPTS = Path(__file__).parent / "scripts"
+_, *EDITS = Path(__file__).with_name("faults.txt").read_text().splitlines()
+RIGHT = [path.name for path in sorted(SCRIPTS.glob("*.py"))]
+
+
+def audit(folder, script, *arguments):
+    audit = Audit(parse_args([str(script), *arguments]), folder)
+    try:
+        return audit.ask()
+    finally:
+        audit.shell.end_all()
+
+
+@pytest.mark.parametrize("edit", by_day(1, EDITS))
+def test_fault(tmp_path, edit):
+    script, old, new, line, sentence = edit.split(" | ")
+    source = (SCRIPTS / f"{script}.py").read_text()
+    assert source.count(old) == 1
+    source = source.replace(old, new)
+    (tmp_path / "faulty.py").write_text(source)
+    (number,) = (n for n, text in enumerate(source.splitlines(), 1) if line in text)
+    found = audit(tmp_path, tmp_path / "faulty.py")
+    places = {f.place for f in found if sentence in f.text and f.kind in ("wrong", "look")}
+    assert places == {f"{tmp_path}/faulty.py:{number}"}, found
+    assert not [f for f in found if "please report" in f.text]
+
+
+def test_cause_is_told():
+    """A rank cannot load; the other's collective, which fails because of that, is noted first."""
+    errors = ["RuntimeError: Connection closed by peer", "ValueError: another model's"]
+    events = [{"error": error, "rank": rank} for rank, error in enumerate(errors)]
+    runs = [SimpleNamespace(steps=[], events=events, home=Path()), SimpleNamespace(steps=[[]])]
+    args = SimpleNamespace(resume="")
+    facts = SimpleNamespace(whole_run=lambda: runs[1], rerun=lambda *_, **__: runs.pop(), args=args)
+    (finding,) = resume(facts, {"place": ""}, 3)
+    assert finding.text.endswith(f"started again, it makes no step: {errors[1]}")
+
+
+@pytest.mark.parametrize("script", by_day(1, RIGHT))
+def test_right_script(tmp_path, script):
+    """It has modules of its own, with names that modules of rankcheck's have."""
+    names = [path.stem for path in Path(rankcheck.__file__).parent.rglob("[a-z]*.py")]
+    for name in names:
+        (tmp_path / f"{name}.py").write_text("OWN = True")
+    imports = "".join(f"from {name} import OWN\n" for name in {*names} - {"__init__"})
+    (tmp_path / script).write_text(imports + (SCRIPTS / script).read_text())
+    found = audit(tmp_path, tmp_path / script)
+    assert {f.text for f in found if f.kind in ("wrong", "look")} <= {
+        "at SIGTERM, nothing is saved",
+        "each rank evaluates all 16 samples: split them, and add up",
+    }
+
+
+# What an expert would also say of right scripts.
+SAID = {
+    "dropout": ["last.pth is renamed without fsync"],
+    "ema": ["the optimizer's state is not saved", "begins from scratch"],
+    "parts_of_a_batch": ["writes over the last snapshot"],
+    "stages_of_a_model": [
+        "before the first step, the ranks have different weights: right only if",
+        "killed in step 3 and started again, it begins from scratch",
+        "writes over the last snapshot",
+    ],
+    "warm_up": [
+        "killed in step 10 and started again, it makes no step: it exits: model.pt",
+        "model.pt is renamed without fsync",
+        "the gradients of 8 samples are cleared",
+    ],
+    "gan": ["the optimizer's state is not saved", "begins from scratch"],
+    "rank_folders": ["is renamed without fsync"] * 4,
+    "zero": ["zero.pt is renamed without fsync"],
+}
+STYLES = [path.stem for path in sorted((SCRIPTS / "right").glob("*.py"), reverse=True)]
+
+
+@pytest.mark.parametrize("name", by_day(1, STYLES))
+def test_right_script_in_another_style(tmp_path, name):
+    found = audit(tmp_path, SCRIPTS / "right" / f"{name}.py")
+    assert not [f for f in found if f.kind == "wrong" or "please report" in f.text]
+    stops = any(f.kind == "ok" and f.text.startswith("SIGTERM") for f in found)
+    assert not stops or "signal" in (SCRIPTS / "right" / f"{name}.py").read_text()
+    said = [f.text for f in found if f.kind == "look" and not f.text.startswith("at SIGTERM")]
+    expected = SAID.get(name, [])
+    assert len(said) == len(expected), said
+    assert all(text in one for one, text in zip(sorted(said), sorted(expected), strict=True)), said
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "hook",
+    by_day(1, ["witness.details.product", "witness.details.describe_state", "witness.note_save"]),
+)
+def test_error_of_the_audit_is_not_the_scripts(tmp_path, hook):
+    module = f"rankcheck.{hook.rpartition('.')[0]}"
+    source = (SCRIPTS / "functions.py").read_text()
+    (tmp_path / "hooked.py").write_text(f"import {module}\nrankcheck.{hook} = None\n{source}")
+    result = run_rankcheck(tmp_path / "hooked.py")
+    assert result.returncode == 0 and "WRONG" not in result.stdout, result.stdout
+    said = " ".join(result.stdout.split())
+    assert re.search(r"not seen .*: the audit failed in .*py:.*please report it", said), said
+
+
+@pytest.mark.long
+def test_what_is_saved_elsewhere_is_not_risked(tmp_path):
+    source = (SCRIPTS / "functions.py").read_text()
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "saves.py").write_text(source.replace('"last.', f'"{tmp_path}/runs/last.'))
+    kill = "how it survives a kill: it saves to "
+    assert any(f.text.startswith(kill) for f in audit(tmp_path, tmp_path / "saves.py"))
+    assert [*tmp_path.glob("first*")] and not [*tmp_path.glob("killed*")]
+
+
+@pytest.mark.long
+def test_ranks_differ_as_in_life(tmp_path):
+    """The hashes of two ranks differ, and are exchanged at a restart; so do random numbers."""
+    script = tmp_path / "prints.py"
+    script.write_text("import numpy, os; print(os.environ['RANK'], hash('a'), numpy.random.rand())")
+    shell = Shell(tmp_path, as_in_life=True)
+    runs = [shell.ranks_on([tmp_path] * 3, str(script)).succeeds().splitlines() for _ in range(2)]
+    lines = [[line.split() for line in sorted(run)] for run in runs]
+    first, again = ([hashed for _, hashed, _ in run] for run in lines)
+    assert first[0] == first[2] == again[1] != first[1] == again[0]
+    assert len({number for run in lines for *_, number in run}) == 6
+    shell.end_all()
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    by_day(
+        1,
+        [
+            ("import nosuch", "No module named 'nosuch'"),
+            ("open('nosuch')", "No such file or directory: 'nosuch'"),  # through a hook
+            ("import torch; torch.ones(2) @ torch.ones(3)", "inconsistent tensor size"),
+        ],
+    ),
+)
+def test_script_that_fails(tmp_path, line, message):
+    (tmp_path / "breaks.py").write_text(line)
+    result = run_rankcheck(tmp_path / "breaks.py")
+    assert result.returncode == 2
+    assert f"could not be run:\n| {tmp_path}/breaks.py:1: " in result.stderr
+    assert message in result.stderr

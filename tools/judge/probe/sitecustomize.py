@@ -1,3 +1,0 @@
-import _probe
-
-_probe.install()
