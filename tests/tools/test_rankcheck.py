@@ -44,9 +44,9 @@ def test_faulty_and_right(tmp_path):
 @pytest.mark.parametrize("port", ["gan", "images", "recurrent", "text", "vae"])
 def test_port(tmp_path, port):
     found = audit(tmp_path, ROOT / "ports" / f"{port}.py")
-    assert not [f for f in found if f.kind in ("wrong", "look") or "please report" in f.text]
-    assert any("trains as without a kill" in f.text for f in found if f.kind == "ok")
-    assert any(f.text.startswith("SIGTERM in step") for f in found if f.kind == "ok")
+    assert not [f for f in found if f.rule or "please report" in f.text]
+    assert any("trains as without a kill" in f.text for f in found if f.level == "ok")
+    assert any(f.text.startswith("SIGTERM in step") for f in found if f.level == "ok")
 
 
 @pytest.mark.long
@@ -56,7 +56,7 @@ def test_data_workers_that_get_signals(tmp_path):
     source = source.replace("=lambda worker_id: os.setsid()", "=print")
     (tmp_path / "faulty.py").write_text(source)
     found = audit(tmp_path, tmp_path / "faulty.py", "2", "1", "--num_workers=1")
-    (place,) = [f.place for f in found if f.kind == "wrong" and "worker_init_fn" in f.text]
+    (place,) = [f.place for f in found if f.level == "error" and "worker_init_fn" in f.text]
     line = source.splitlines()[int(place.rpartition(":")[2]) - 1]
     assert "self.train_loader" in line
 
@@ -81,5 +81,5 @@ def test_port_that_forgets(tmp_path, port, part, sentence):
     (tmp_path / "faulty.py").write_text(source := source.replace(load, "pass"))
     (number,) = (n for n, line in enumerate(source.splitlines(), 1) if "torch.load(" in line)
     found = audit(tmp_path, tmp_path / "faulty.py")
-    places = {f.place for f in found if sentence in f.text and f.kind in ("wrong", "look")}
+    places = {f.place for f in found if sentence in f.text and f.rule}
     assert places == {f"{tmp_path}/faulty.py:{number}"}, found

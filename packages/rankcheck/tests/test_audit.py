@@ -28,15 +28,15 @@ def audit(folder, script, *arguments):
 
 @pytest.mark.parametrize("edit", by_day(1, EDITS))
 def test_fault(tmp_path, edit):
-    script, old, new, line, sentence = edit.split(" | ")
+    rule, script, old, new, line, sentence = edit.split(" | ")
     source = (SCRIPTS / f"{script}.py").read_text()
     assert source.count(old) == 1
     source = source.replace(old, new)
     (tmp_path / "faulty.py").write_text(source)
     (number,) = (n for n, text in enumerate(source.splitlines(), 1) if line in text)
     found = audit(tmp_path, tmp_path / "faulty.py")
-    places = {f.place for f in found if sentence in f.text and f.kind in ("wrong", "look")}
-    assert places == {f"{tmp_path}/faulty.py:{number}"}, found
+    said = {(f.rule, f.place) for f in found if sentence in f.text and f.rule}
+    assert said == {(rule, f"{tmp_path}/faulty.py:{number}")}, found
     assert not [f for f in found if "please report" in f.text]
 
 
@@ -60,7 +60,7 @@ def test_right_script(tmp_path, script):
     imports = "".join(f"from {name} import OWN\n" for name in {*names} - {"__init__"})
     (tmp_path / script).write_text(imports + (SCRIPTS / script).read_text())
     found = audit(tmp_path, tmp_path / script)
-    assert {f.text for f in found if f.kind in ("wrong", "look")} <= {
+    assert {f.text for f in found if f.rule} <= {
         "at SIGTERM, nothing is saved",
         "each rank evaluates all 16 samples: split them, and add up",
     }
@@ -91,10 +91,10 @@ STYLES = [path.stem for path in sorted((SCRIPTS / "right").glob("*.py"), reverse
 @pytest.mark.parametrize("name", by_day(1, STYLES))
 def test_right_script_in_another_style(tmp_path, name):
     found = audit(tmp_path, SCRIPTS / "right" / f"{name}.py")
-    assert not [f for f in found if f.kind == "wrong" or "please report" in f.text]
-    stops = any(f.kind == "ok" and f.text.startswith("SIGTERM") for f in found)
+    assert not [f for f in found if f.level == "error" or "please report" in f.text]
+    stops = any(f.level == "ok" and f.text.startswith("SIGTERM") for f in found)
     assert not stops or "signal" in (SCRIPTS / "right" / f"{name}.py").read_text()
-    said = [f.text for f in found if f.kind == "look" and not f.text.startswith("at SIGTERM")]
+    said = [f.text for f in found if f.level == "warning" and not f.text.startswith("at SIGTERM")]
     expected = SAID.get(name, [])
     assert len(said) == len(expected), said
     assert all(text in one for one, text in zip(sorted(said), sorted(expected), strict=True)), said

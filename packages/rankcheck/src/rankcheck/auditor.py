@@ -1,6 +1,6 @@
 """Starts a script, and asks all questions of what it does.
 
-"wrong" is said only of what no right script does; of what a right one may do, "look".
+It is an error only if no right script does it; what a right one may do is a warning.
 """
 
 import os
@@ -13,10 +13,10 @@ from rankcheck.launch.jobs import Shell, free_port
 from rankcheck.launch.run import Run, start_observed
 from rankcheck.launch.scripts import launcher, sources
 from rankcheck.questions import data, ends, log, one_process, snapshots, training
-from rankcheck.questions.facts import Facts, look, one_line, unseen, wrong
+from rankcheck.questions.facts import Facts, error, one_line, unseen, warning
 
 OBSERVER = Path(__file__).with_name("inside.py")
-DIVERGE = "recipes/verify.md#what-makes-ranks-diverge"
+DIFFERENCES = {"order": "RC111", "optimizer order": "RC111", "shape": "RC112", "targets": "RC209"}
 REPORT = "(please report it)"
 # What is asked of a run in which at least one rank makes a step, and of which notes.
 QUESTIONS = (
@@ -77,8 +77,8 @@ class Audit:
             raise AuditError(run.failures[0][1])
         by_name = any(event.get("folder") for event in run.events)
         for kind, text, place in self.started[0].differences(run):
-            say = look if by_name and "optimizer" in kind else wrong
-            self.say(say({"place": place}, text, DIVERGE))
+            say = warning if by_name and kind == "optimizer order" else error
+            self.say(say(DIFFERENCES[kind], {"place": place}, text))
         return run
 
     def variables(self, events, gpus):
@@ -114,8 +114,8 @@ class Audit:
         if not without.steps:
             return run
         if run.lines():
-            error = one_line(run.lines()[-1])
-            self.say(look(None, f"it runs on CPUs, but not on pretended GPUs: {error}"))
+            text = f"it runs on CPUs, but not on pretended GPUs: {one_line(run.lines()[-1])}"
+            self.say(warning("RC110", None, text))
         return without
 
     def ask(self):
@@ -146,12 +146,12 @@ class Audit:
         try:
             for finding in question(facts):
                 self.say(finding)
-        except AuditError as error:
-            self.say(unseen(f"{what}: the audit failed in {error} {REPORT}"))
-        except Exception as error:
-            frame = traceback.extract_tb(error.__traceback__)[-1]
+        except AuditError as caught:
+            self.say(unseen(f"{what}: the audit failed in {caught} {REPORT}"))
+        except Exception as caught:
+            frame = traceback.extract_tb(caught.__traceback__)[-1]
             place = f"{os.path.basename(frame.filename)}:{frame.lineno}"
-            text = f"the audit failed in {place}: {type(error).__name__}: {error} {REPORT}"
+            text = f"the audit failed in {place}: {type(caught).__name__}: {caught} {REPORT}"
             self.say(unseen(f"{what}: {one_line(text)}"))
 
     def ask_without_steps(self, facts):
@@ -164,7 +164,7 @@ class Audit:
         elif never := facts.events("no_gradient"):
             self.answer("ends", ends.end, facts)
             text = "no backward pass reaches the weights that the optimizer has"
-            self.say(wrong(never[0], text, "singlegpu.md"))
+            self.say(error("RC305", never[0], text))
         elif facts.failures and any(event["passes"] for event in run.events):
             self.answer("ends", ends.end, facts)
         elif any(event["passes"] for event in run.events):
@@ -175,5 +175,5 @@ class Audit:
             self.say(unseen(f"how it trains: {text}"))
         elif run.hangs.count("in line") > 1:
             self.answer("ends", ends.end, facts)
-        elif not any(finding.kind == "wrong" for finding in self.findings):
+        elif not any(finding.level == "error" for finding in self.findings):
             raise CannotRunError(run.hangs or ends.why_not(facts))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rankcheck.launch.scripts import end_at_signals
 
-TITLES = {"wrong": "WRONG", "look": "look at", "ok": "ok", "unseen": "not seen"}
+TITLES = {"error": "WRONG", "warning": "look at", "ok": "ok", "unseen": "not seen"}
 
 
 def grouped(findings):
@@ -23,7 +23,7 @@ def grouped(findings):
     groups = {}
     for finding in findings:
         form = re.sub(r"[^\s:,;]*[\d.][^\s:,;]*", "#", finding.text)
-        groups.setdefault((finding.kind, form, finding.page), []).append(finding)
+        groups.setdefault((finding.level, form, finding.rule), []).append(finding)
     for first, *others in groups.values():
         places = dict.fromkeys(other.place for other in others if other.place != first.place)
         file = first.place.rpartition(":")[0]
@@ -35,15 +35,15 @@ def grouped(findings):
 
 def report(findings, script):
     findings = list(grouped(findings))
-    for kind, title in TITLES.items():
-        for place, text, page in (finding[1:] for finding in findings if finding[0] == kind):
+    for level, title in TITLES.items():
+        for rule, place, text in (finding[1:] for finding in findings if finding.level == level):
             file, _, line = place.rpartition(":")
             beside = Path(file).is_relative_to(script.parent)
             name = os.path.relpath(file, script.parent if beside else None) if file else ""
             text = f"{name}:{line}: {text}" if place else text
-            page = f" (docs/{page})" if page else ""
+            rule = f" ({rule})" if rule else ""
             indent = {"initial_indent": f"{title:10}", "subsequent_indent": " " * 10}
-            print(textwrap.fill(text + page, 98, break_long_words=False, **indent))
+            print(textwrap.fill(text + rule, 98, break_long_words=False, **indent))
 
 
 def parse_args(arguments=None):
@@ -88,7 +88,7 @@ def main():
         finally:
             audit.shell.end_all()
     report(findings, args.script)
-    sys.exit(any(kind == "wrong" for kind, *_ in findings))
+    sys.exit(any(finding.level == "error" for finding in findings))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,10 @@ SETS = "the order of a set is another one in each process: sort it"
 
 
 def differences(one, other):
-    """Yields what two processes have in another order, or other targets of samples, and where."""
+    """Yields what differs between two processes: its kind, a sentence, and where.
+
+    The kind is order, optimizer order, shape or targets.
+    """
     orders = [[event for event in events if "order" in event] for events in (one, other)]
     for mine, others in zip(*orders, strict=False):
         pairs = list(zip(mine["tensors"], others["tensors"], strict=False))
@@ -42,10 +45,10 @@ def differences(one, other):
             child = next(prefix for prefix in prefixes if not f"{b}.".startswith(f"{prefix}."))
             place = mine["places"].get(child, mine["place"])
             text = f"{mine['order']} {number + 1} is {a} in one process, and {b} in another: {SETS}"
-            yield mine["order"], text, place
+            yield "optimizer order" if "optimizer" in mine["order"] else "order", text, place
         elif mine["ddp"]:
             text = f"{a} has the shape {shape} in one process, and {other_shape} in another"
-            yield mine["order"], text, mine["places"].get(a, mine["place"])
+            yield "shape", text, mine["places"].get(a, mine["place"])
     seen = [[event for event in events if event.get("targets")] for events in (one, other)]
     for mine, others in zip(*seen, strict=False):
         if mine["inputs"] == others["inputs"] and mine["targets"] != others["targets"]:

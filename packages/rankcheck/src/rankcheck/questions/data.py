@@ -2,11 +2,7 @@
 
 from collections import Counter, defaultdict
 
-from rankcheck.questions.facts import look, ok, unseen, wrong
-from rankcheck.questions.training import EVALUATING
-
-SAMPLER = "multigpu.md#what-happens-without-the-sampler"
-CHECK = "your_project.md#what-to-check"
+from rankcheck.questions.facts import error, ok, unseen, warning
 
 
 def samples(facts):
@@ -24,7 +20,7 @@ def samples(facts):
     distinct = {sample for ranks in by_step for sample in ranks[0]}
     if all(ranks[0] == other for ranks in by_step for other in ranks) and len(distinct) > 1:
         place = first[0] if first else facts.first
-        yield wrong(place, f"all {facts.ranks} ranks train on the same samples", SAMPLER)
+        yield error("RC203", place, f"all {facts.ranks} ranks train on the same samples")
         return
     if takes_parts(facts):
         yield unseen("whether each sample comes to one rank: each takes its part of a batch itself")
@@ -61,18 +57,17 @@ def shares_of_epoch(shares, draws):
     disjoint = all(indices) and repeated < len(shares)
     missing = first["size"] - len(set.union(*indices))
     if all(h == hashed[0] for h in hashed):
-        text = f"each rank trains on all {len(hashed[0])} samples of an epoch"
-        yield wrong(first, text, SAMPLER)
+        yield error("RC203", first, f"each rank trains on all {len(hashed[0])} samples of an epoch")
     elif several >= len(shares) and disjoint:
         text = f"the ranks' indices differ, but {several} of their samples are the same:"
-        yield wrong(first, f"{text} each makes, splits or shuffles its data", CHECK)
+        yield error("RC204", first, f"{text} each makes, splits or shuffles its data")
     elif several >= len(shares):
-        yield look(first, f"in an epoch, {several} samples are on more than one rank", SAMPLER)
+        yield warning("RC205", first, f"in an epoch, {several} samples are on more than one rank")
     elif missing > 0 and first["shuffle"] is not None:
-        yield look(first, f"{missing} samples are missing from an epoch: drop_last?")
+        yield warning("RC206", first, f"{missing} samples are missing from an epoch: drop_last?")
     elif len(indices[0]) > 1 and indices.count(indices[0]) == len(shares) and same_data(shares):
         text = f"each rank trains on all {len(indices[0])} samples, which are made anew each time"
-        yield look(first, text, SAMPLER)
+        yield warning("RC207", first, text)
     elif draws and not disjoint:
         yield unseen("whether each sample comes to one rank: random numbers make them")
     else:
@@ -93,7 +88,7 @@ def copies(shares):
         yield unseen("whether a sample is the same on all ranks")
     elif len(found) > 1:
         text = "samples are not the same on all ranks: each makes, splits or shuffles its data"
-        yield wrong(shares[0], text, CHECK)
+        yield error("RC204", shares[0], text)
     elif len({share["targets"] for share in shares}) == 1:
         yield ok("samples are the same on all ranks")
 
@@ -114,10 +109,9 @@ def order(facts):
     elif first["indices"][:length] != second["indices"][:length]:
         yield ok("the order of the samples differs from epoch to epoch")
     elif first["shuffle"] and not first["own_order"]:
-        yield wrong(first, "each epoch has the same order: set_epoch is not called", SAMPLER)
+        yield error("RC201", first, "each epoch has the same order: set_epoch is not called")
     elif not first["own_order"]:
-        text = "each epoch has the same order: the samples are not shuffled"
-        yield look(first, text, SAMPLER)
+        yield warning("RC202", first, "each epoch has the same order: the samples are not shuffled")
     else:
         yield unseen(
             "whether the order should differ: the script's own loader or sampler decides it"
@@ -133,7 +127,7 @@ def random_numbers(facts):
     again = sorted({state.split()[0] for state in counts if counts[state] > 1})
     if again:
         text = f"ranks make their samples with the same random numbers, of {', '.join(again)}"
-        yield look(facts.epochs[0][0], text, CHECK)
+        yield warning("RC208", facts.epochs[0][0], text)
 
 
 def evaluation(facts):
@@ -143,5 +137,5 @@ def evaluation(facts):
         evaluates = all(share["evaluates"] and "trains" not in share for share in shares)
         if facts.multi and evaluates and len(hashed[0]) > 1 and hashed.count(hashed[0]) > 1:
             text = f"each rank evaluates all {len(hashed[0])} samples: split them, and add up"
-            yield look(shares[0], text, EVALUATING)
+            yield warning("RC702", shares[0], text)
             return

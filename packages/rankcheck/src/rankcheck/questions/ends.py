@@ -3,9 +3,7 @@
 import re
 
 from rankcheck.launch.run import rank_of
-from rankcheck.questions.facts import look, ok, one_line, unseen, wrong
-
-GROUP = "multigpu.md#the-process-group"
+from rankcheck.questions.facts import error, ok, one_line, unseen, warning
 
 
 def why_not(facts):
@@ -25,7 +23,7 @@ def end(facts):
     run = facts.run
     if run.hangs:
         hangs = one_line(run.hangs)
-        yield unseen(hangs) if run.is_long else wrong(None, hangs, "hangs.md")
+        yield unseen(hangs) if run.is_long else error("RC101", None, hangs)
     elif run.limited:
         yield unseen("how it ends: --steps or --seconds ended it first")
     elif any(run.statuses):
@@ -33,7 +31,7 @@ def end(facts):
     else:
         yield ok("it ends, with status 0")
         if run.stay_in_group():
-            yield look(None, "destroy_process_group is not called", "multigpu.md")
+            yield warning("RC105", None, "destroy_process_group is not called")
 
 
 def failure(facts):
@@ -43,10 +41,10 @@ def failure(facts):
     mismatch = "the ranks call different collectives, or one with tensors of different sizes"
     if not errors and "preamble" in run.output and run.steps:  # gloo has ended all ranks
         last = run.steps[0][-1]
-        return wrong(last, f"{mismatch}, after step {len(run.steps[0])}", "hangs.md")
+        return error("RC102", last, f"{mismatch}, after step {len(run.steps[0])}")
     if not errors:
         lines = [line for line in run.lines() if re.search(r"Error|what\(\)", line)]
-        return wrong(None, f"it fails: {one_line((lines or run.lines() or [''])[-1])}", "errors.md")
+        return error("RC104", None, f"it fails: {one_line((lines or run.lines() or [''])[-1])}")
     first = errors[0]
     if first.ours:
         return unseen(f"how it ends: the audit failed: {first.text} (please report it)")
@@ -56,12 +54,12 @@ def failure(facts):
         if ended := [f"rank {rank_of(p)} after {p[-1]['at']}" for p in done]:
             text = f"rank {first.rank} waits in a collective, in step {steps_of(facts, first) + 1},"
             text += f" for ranks that have ended: {', '.join(ended)} steps"
-            return wrong(first.event, text, "hangs.md")
+            return error("RC103", first.event, text)
         if "preamble" in run.output:  # gloo, of a message that is not as long as expected
-            return wrong(first.event, f"{mismatch}: here is rank {first.rank}", "hangs.md")
+            return error("RC102", first.event, f"{mismatch}: here is rank {first.rank}")
     if re.search("cuda", first.text, re.I) and not first.of_cuda:
-        return look(first.event, f"it fails: {first.text}", "errors.md")
-    return wrong(first.event, f"it fails: {first.text}", "errors.md")
+        return warning("RC104", first.event, f"it fails: {first.text}")
+    return error("RC104", first.event, f"it fails: {first.text}")
 
 
 def steps_of(facts, failure):
@@ -74,18 +72,18 @@ def ranks(facts):
     spawned = facts.launcher == "python" and len(facts.events("joined")) > 1
     if facts.multi and first["world_size"] == 1:
         text = f"{facts.ranks} processes train, each alone: none has joined a process group"
-        yield wrong(first, text, GROUP)
+        yield error("RC106", first, text)
     elif facts.ranks < first["world_size"] or (facts.ranks == 1 and spawned):
-        yield look(first, f"only {facts.ranks} of {facts.args.ranks} ranks train")
+        yield warning("RC107", first, f"only {facts.ranks} of {facts.args.ranks} ranks train")
     used = facts.gpus
     if not len(used) > 1 == facts.args.nodes == max(map(len, used), default=0):
         return  # it uses no GPUs, or several each
     current = {steps[0]["current_gpu"] for steps in facts.run.steps}
     if len(set.union(*used)) < len(used):
         text = f"{len(used)} ranks use cuda:{min(used[0])}: set_device is missing"
-        yield wrong(first, text, GROUP)
+        yield error("RC108", first, text)
     elif current != set.union(*used):
         text = "set_device is missing: collectives of objects, and barriers, use cuda:0"
-        yield look(first, text, GROUP)
+        yield warning("RC109", first, text)
     else:
         yield ok("each rank uses a GPU of its own")

@@ -14,26 +14,26 @@ PASS_ON = {"observed", "wrapper", "told", "__torch_function__", "module_to", "jo
 
 
 class Finding(NamedTuple):
-    kind: str  # wrong, look, ok or unseen
+    level: str  # error, warning, ok or unseen
+    rule: str  # such as RC201, of the folder rules; "" of ok and unseen
     place: str  # a file and a line, or ""
     text: str
-    page: str = ""
 
 
-def wrong(event, text, page=""):
-    return Finding("wrong", event["place"] if event else "", text, page)
+def error(rule, event, text):
+    return Finding("error", rule, event["place"] if event else "", text)
 
 
-def look(event, text, page=""):
-    return Finding("look", event["place"] if event else "", text, page)
+def warning(rule, event, text):
+    return Finding("warning", rule, event["place"] if event else "", text)
 
 
 def ok(text):
-    return Finding("ok", "", text)
+    return Finding("ok", "", "", text)
 
 
 def unseen(text):
-    return Finding("unseen", "", text)
+    return Finding("unseen", "", "", text)
 
 
 def one_line(text):

@@ -7,10 +7,8 @@ since the last step, the last number, or the beginning of the epoch.
 import statistics
 from itertools import product
 
-from rankcheck.questions.facts import look, ok, unseen
+from rankcheck.questions.facts import ok, unseen, warning
 from rankcheck.questions.gradients import factor_between
-
-SAVING = "multigpu.md#logging-and-saving-on-one-rank"
 
 
 def follows(printed, losses):
@@ -100,5 +98,5 @@ def losses(facts):
                 text = "the loss is that of one rank, not of all"
                 text = text if alone else "each rank prints the loss of its own samples"
                 text += ", and of its last micro-batch" if last else ""
-                found.add(look({"place": place}, text, SAVING))
+                found.add(warning("RC701", {"place": place}, text))
     yield from found or [unseen("whether a loss that it logs is that of all ranks")]

@@ -2,9 +2,8 @@
 
 import math
 
-from rankcheck.questions.facts import look, ok, unseen
+from rankcheck.questions.facts import ok, unseen, warning
 from rankcheck.questions.gradients import close, factor_between, known_products
-from rankcheck.questions.training import LOSSES
 
 
 def gradient(facts):
@@ -45,8 +44,8 @@ def why_not(facts, ranks):
     """Says why a step cannot be compared with that of one process, if so."""
     if facts.args.no_kill or facts.outside:
         return "it was run only once"
-    if any("parameter" in kind for kind, *_ in facts.run.differences()):
-        return "its parameters are in a different order there"
+    if any(kind != "targets" for kind, *_ in facts.run.differences()):
+        return "its parameters or buffers are in a different order there"
     if not all(math.isfinite(step["largest"]) for step in ranks):
         return "it is not finite"
     if not facts.events("iterator"):
@@ -75,8 +74,8 @@ def compare(ranks, alone, number):
     else:
         factor = factor_between(used, one)
         if not close(used, [factor * x for x in one], scale, rounding):
-            yield look(ranks[0], text, LOSSES)
+            yield warning("RC313", ranks[0], text)
         elif abs(factor - 1) > rounding:
-            yield look(ranks[0], f"{text}, but {factor:.3g} times it", LOSSES)
+            yield warning("RC313", ranks[0], f"{text}, but {factor:.3g} times it")
         else:
             yield ok("the gradient is that of one process with the samples of all")

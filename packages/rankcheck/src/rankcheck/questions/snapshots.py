@@ -11,13 +11,8 @@ from pathlib import Path
 import torch
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
-from rankcheck.questions.facts import Failure, look, ok, one_line, unseen, wrong
+from rankcheck.questions.facts import Failure, error, ok, one_line, unseen, warning
 from rankcheck.questions.gradients import same
-
-LOADING, SAVING = "singlegpu.md#loading-a-snapshot", "singlegpu.md#saving-a-snapshot"
-ONE_RANK = "multigpu.md#logging-and-saving-on-one-rank"
-CHECK = "your_project.md#what-to-check"
-SCALER = "recipes/mixed_precision.md#the-scaler-in-the-snapshot"
 
 
 def size_of(path):
@@ -56,7 +51,7 @@ def files(facts):
     total = len(facts.run.steps[0])
     if saves and not facts.run.limited and saves[-1]["at"] < total:
         text = f"its last save comes after {saves[-1]['at']} of {total} steps"
-        yield look(saves[-1], text, "singlegpu.md#the-training-loop")
+        yield warning("RC410", saves[-1], text)
 
 
 def writing(facts, saves, writers):
@@ -64,21 +59,21 @@ def writing(facts, saves, writers):
     for save in [save for save in saves if "folder" not in save]:
         number, name = writers[save["saved"]], Path(save["saved"]).name
         if number > 1:
-            yield wrong(save, f"{number} ranks write {name}, one over the other's", ONE_RANK)
+            yield error("RC401", save, f"{number} ranks write {name}, one over the other's")
     opened = Counter((e["opened"], e["rank"]) for e in facts.events("opened"))
     ranks = Counter(path for path, _ in opened)
     for event in facts.events("opened"):
         number, name = ranks[event["opened"]], Path(event["opened"]).name
         if number > 1 and event["opened"] not in writers:
-            yield look(event, f"{number} ranks write {name}, one over the other's", ONE_RANK)
+            yield warning("RC401", event, f"{number} ranks write {name}, one over the other's")
     renames = [event for event in facts.run.events if event.get("renamed") in writers]
     for rename in renames:
         name = Path(rename["to"]).name
         if not rename["synced"]:
             text = f"{name} is renamed without fsync: a power failure may leave it empty"
-            yield look(rename, text, SAVING)
+            yield warning("RC403", rename, text)
         if len({e["rank"] for e in renames if e["to"] == rename["to"]}) > 1:
-            yield look(rename, f"several ranks write {name}: one is enough", ONE_RANK)
+            yield warning("RC402", rename, f"several ranks write {name}: one is enough")
 
 
 def overwriting(saves, path, own):
@@ -88,9 +83,9 @@ def overwriting(saves, path, own):
         others = {other.resolve() for other in {*path.parent.iterdir(), *own}}
         others = [other for other in others if other.is_dir() or is_saved(other)]
         beside = [size_of(other) for other in others]
-        say = look if len([n for n in beside if n > size_of(path) / 2]) > 1 else wrong
+        say = warning if len([n for n in beside if n > size_of(path) / 2]) > 1 else error
         text = "writes over the last snapshot: killed meanwhile, it leaves none"
-        yield say(saves[0], text, SAVING)
+        yield say("RC404", saves[0], text)
 
 
 def contents(facts, saves):
@@ -98,15 +93,15 @@ def contents(facts, saves):
     for file in own_files(facts):
         if unsafe := get_unsafe_globals_in_checkpoint(file):
             text = f"loading {file.name} is unsafe: weights_only=True refuses {unsafe[0]}"
-            yield look(saves[0], text, SAVING)
+            yield warning("RC405", saves[0], text)
     names = snapshot_names(facts)
     for wrapper in ("module.", "_orig_mod."):
         if any(name.startswith(wrapper) for name in names):
             text = f"names in the snapshot begin with {wrapper}: save the model inside"
-            yield look(saves[0], text, SAVING)
+            yield warning("RC406", saves[0], text)
     scales = any(step["scale"] for step in facts.run.steps[0])
     if scales and names and "growth_factor" not in names:
-        yield look(saves[0], "the state of the gradient scaler is not saved", SCALER)
+        yield warning("RC407", saves[0], "the state of the gradient scaler is not saved")
 
 
 def own_files(facts):
@@ -133,9 +128,9 @@ def missing_state(facts, save):
     steps = facts.run.steps[0]
     if names and steps[-1]["stateful"] and "param_groups" not in names:
         text = "the optimizer's state is not saved: a resumed run cannot train as before"
-        yield look(save, text, SAVING)
+        yield warning("RC408", save, text)
     elif names and any(step["scheduled"] for step in steps) and "last_epoch" not in names:
-        yield look(save, "the state of the learning rate's schedule is not saved", CHECK)
+        yield warning("RC409", save, "the state of the learning rate's schedule is not saved")
 
 
 def kill(facts):
@@ -171,8 +166,8 @@ def resume(facts, save, at):
         errors.sort(key=lambda failure: failure.of_peer)
         said = errors[0].text if errors else one_line(" ".join(again.lines()[-3:]))
         place = (errors and errors[0].event) or save
-        say = wrong if loads_of(again) else look
-        yield say(place, f"{started} makes no step: {said}", "singlegpu.md")
+        say = error if loads_of(again) else warning
+        yield say("RC501", place, f"{started} makes no step: {said}")
     else:
         yield from compare(facts, whole.steps[0], again, save, started)
 
@@ -185,23 +180,22 @@ def stop(facts, at):
     saves = [e["at"] for e in stopped.events if "saved" in e]
     # The signal comes in step `at` + 1: a regular save after step `at` was before it.
     saved = [n for n in saves if n > at or (n == at and at not in regular)]
-    page = "preemptible.md"
     if stopped.hangs:
-        yield wrong(None, f"after SIGTERM: {one_line(stopped.hangs)}", page)
+        yield error("RC601", None, f"after SIGTERM: {one_line(stopped.hangs)}")
     elif saved and "gloo/" in stopped.output:
         text = "after SIGTERM, a rank stops, and another fails in a collective"
-        yield wrong(None, text, page)
+        yield error("RC602", None, text)
     elif re.search(r"DataLoader worker.*(killed|exited)", stopped.output):
         text = "SIGTERM, which torchrun sends to data workers, too, ends them, and their rank"
         text += " fails before it saves: let worker_init_fn call os.setsid()"
         loader = next((event for event in stopped.events if "iterator" in event), None)
-        yield wrong(loader, text, f"{page}#data-workers")
+        yield error("RC603", loader, text)
     elif saved and len(stopped.steps[0]) < total:
         yield ok(f"SIGTERM in step {at + 1}: it saves after {saved[-1]}, and ends")
     elif stopped.steps and len(stopped.steps[0]) == total:
         yield unseen("whether it saves at SIGTERM: it ends before it may look")
     else:
-        yield look(None, "at SIGTERM, nothing is saved", page)
+        yield warning("RC604", None, "at SIGTERM, nothing is saved")
 
 
 def compare(facts, whole, again, save, started):
@@ -211,16 +205,16 @@ def compare(facts, whole, again, save, started):
     numbers = [n for n, s in enumerate(whole) if s["digest"] == steps[0]["digest"]]
     if steps[0]["foreign"] and not whole[0]["foreign"]:
         text = "its optimizer holds none of the model's weights: were they replaced later?"
-        yield wrong(load, f"{started} trains nothing: {text}", LOADING)
+        yield error("RC502", load, f"{started} trains nothing: {text}")
     elif len(numbers) > 1 and (load is not save or len(steps) < len(whole)):
         yield unseen("where it resumes: its weights do not change")
     elif not numbers or 0 in numbers:
         what = "begins from scratch" if numbers else "begins with weights that it never had"
-        yield look(load, f"{started} {what}: does it need --resume?", LOADING)
+        yield warning("RC504", load, f"{started} {what}: does it need --resume?")
     else:
         if facts.on_gpus and load.get("loaded_to") == "None":
             text = "torch.load without map_location: each rank loads onto the GPU that saved"
-            yield look(load, text, LOADING)
+            yield warning("RC505", load, text)
         yield from compare_steps(facts, whole, again, numbers[0], load, started)
 
 
@@ -232,10 +226,10 @@ def compare_steps(facts, whole, again, number, load, started):
     lacks = steps[0]["stateful"] < pairs[0][1]["stateful"]
     if lacks:
         text = "the snapshot lacks the optimizer's state, or it is not loaded"
-        yield wrong(load, f"{started} has no momentum or the like: {text}", LOADING)
+        yield error("RC503", load, f"{started} has no momentum or the like: {text}")
     rest, is_whole = len(whole) - number, not (again.limited or facts.whole_run().limited)
     if all(same(a, b) for a, b in pairs) and is_whole and len(steps) != rest:
-        yield look(load, f"{started} makes {len(steps)} steps, but {rest} were left", LOADING)
+        yield warning("RC506", load, f"{started} makes {len(steps)} steps, but {rest} were left")
     elif all(same(a, b) for a, b in pairs):
         yield ok(f"{started} resumes after step {number}, and trains as without a kill")
     elif any(a["samples"] != b["samples"] for a, b in pairs):
@@ -243,22 +237,24 @@ def compare_steps(facts, whole, again, number, load, started):
         if repeated and repeated[0] < number:
             text = f"{started} has the weights of step {number}, and takes again the"
             text += f" samples of step {repeated[0] + 1} and those that follow"
-        yield look(load, text, "resumable.md")
+        yield warning("RC507", load, text)
     elif not lacks:
-        text = f"{started} takes the same samples, but {difference(pairs)}"
-        yield look(load, text, CHECK)
+        rule, text = difference(pairs)
+        yield warning(rule, load, f"{started} takes the same samples, but {text}")
 
 
 def difference(pairs):
-    """Says what differs first where a resumed run takes the same samples."""
+    """Returns what differs first where a resumed run takes the same samples: a rule and a text."""
     rates = next(((a["rates"], b["rates"]) for a, b in pairs if a["rates"] != b["rates"]), None)
     first, other = pairs[0]
     if rates:
-        return f"the learning rate is {rates[0][0]:g}, not {rates[1][0]:g}: is its schedule saved?"
+        text = f"the learning rate is {rates[0][0]:g}, not {rates[1][0]:g}: is its schedule saved?"
+        return "RC508", text
     if first["state"] != other["state"]:
-        return "the optimizer's state differs from the saved one"
+        return "RC509", "the optimizer's state differs from the saved one"
     if first["scale"] != other["scale"]:
-        return f"the scaler's factor is {first['scale']:g}, not {other['scale']:g}"
+        return "RC510", f"the scaler's factor is {first['scale']:g}, not {other['scale']:g}"
     if any(a["random"] for a, _ in pairs) and first["random_state"] != other["random_state"]:
-        return "draws different random numbers in a step: with dropout, that may be right"
-    return "differs: what else does it keep?"
+        text = "draws different random numbers in a step: with dropout, that may be right"
+        return "RC511", text
+    return "RC512", "differs: what else does it keep?"

@@ -3,11 +3,8 @@
 from collections import Counter
 from itertools import pairwise
 
-from rankcheck.questions.facts import look, ok, unseen, wrong
+from rankcheck.questions.facts import error, ok, unseen, warning
 from rankcheck.questions.gradients import never_cleared
-
-EVALUATING = "recipes/evaluate.md"
-LOSSES = "your_project.md#losses-that-are-no-plain-mean"
 
 
 def gradients(facts):
@@ -17,31 +14,30 @@ def gradients(facts):
         first = steps[0][0]
         if kinds == {"sum"}:
             text = "gradients are summed over the ranks: right if the loss is divided by them"
-            yield look(first, text, LOSSES)
+            yield warning("RC306", first, text)
         for (before, *_), (after, *_) in pairwise(steps):
             if before["training"] and not after["training"]:
                 text = "training continues in eval mode: train() is missing"
-                yield look(after, text, EVALUATING)
+                yield warning("RC307", after, text)
     for event in facts.events("thrown")[:1]:
         text = f"the gradients of {event['thrown']} samples are cleared before a step has used them"
-        yield look(event, text, "recipes/gradient_accumulation.md")
+        yield warning("RC308", event, text)
     for event in facts.events("stale")[:1]:
         text = f"{event['stale']} gradients that this rank's optimizer does not use are never"
         text += " cleared, and add up from step to step: model.zero_grad() clears all"
-        yield look(event, text, "by_hand/zero.md")
+        yield warning("RC309", event, text)
 
 
 def learning(steps):
     first = steps[0][0]
-    page = "singlegpu.md"
     if any(s["weights"] != s["weights"] for s in steps[-1]):
-        return wrong(first, "the weights become NaN", "recipes/verify.md")
+        return error("RC301", first, "the weights become NaN")
     if not any(s["largest"] for ranks in steps for s in ranks):
-        return wrong(first, "all gradients are 0 in every step: nothing is learned", page)
+        return error("RC302", first, "all gradients are 0 in every step: nothing is learned")
     if len(steps) > 2 and never_cleared(steps[:4]):
-        return wrong(first, "gradients add up from step to step: zero_grad is missing", page)
+        return error("RC303", first, "gradients add up from step to step: zero_grad is missing")
     if len({ranks[0]["digest"] for ranks in steps}) == 1 and len(steps) > 2:
-        return look(first, "the weights never change: is the learning rate 0?", page)
+        return warning("RC304", first, "the weights never change: is the learning rate 0?")
     return ok("gradients change the weights")
 
 
@@ -66,14 +62,15 @@ def weights_of_shards(facts, steps):
         draws = len({s["random_state"] for s in steps[0]}) > 1
         text += ": does each add random numbers of its own?" if number and draws else ""
         stays = len(shards) not in pairs[number:]
-        yield (wrong if number and stays else look)(first, text, "gpt/hsdp.md")
+        say = error if number and stays else warning
+        yield say("RC311", first, text)
     elif max(shards.values()) > 1:
         yield ok("ranks that hold the same part of the model have equal weights")
     elif not first["fsdp"]:
         yield unseen("whether the ranks' weights agree: they hold different parts")
     if len(shards) == 1 < facts.ranks and first["held"] == first["whole"]:
         text = "each rank holds the whole model: by its mesh, nothing is sharded"
-        yield look(first, text, "gpt/fsdp.md#sharding-the-model")
+        yield warning("RC312", first, text)
 
 
 def whole_weights(facts, steps, kinds):
@@ -88,23 +85,23 @@ def whole_weights(facts, steps, kinds):
     one_model = len({s["shapes"] for s in before}) == 1
     own_data = len({str(s["samples"]) for s in before}) > 1
     talks = any(s["talks"] for ranks in steps for s in ranks)
-    say, why = look, "right only if each has a part of the model"
+    say, why = warning, "right only if each has a part of the model"
     if any(equal[number + 1 :]):
         again = equal.index(True, number)
         return ok(f"{when}, the ranks' weights differ; after step {again}, they are equal again")
     if all(step["ddp"] for step in before) and any(step["syncs"] for step in before):
-        say, why = wrong, "does each rank add random numbers of its own?"
+        say, why = error, "does each rank add random numbers of its own?"
     elif all(step["ddp"] for step in before):
-        say, why = wrong, "is the model called without its DDP wrapper?"
+        say, why = error, "is the model called without its DDP wrapper?"
     elif kinds <= {"mean", "sum", "unknown"} and kinds != {"unknown"}:
-        say, why = wrong, "all must begin with those of rank 0"
+        say, why = error, "all must begin with those of rank 0"
     elif one_model and not talks and facts.run.limited:
         why = "in these steps, nothing averages their gradients"
     elif one_model and not talks:
-        say, why = wrong, "nothing averages their gradients"
+        say, why = error, "nothing averages their gradients"
     elif one_model and number and own_data and not facts.run.limited:
-        say, why = wrong, "not all of their gradients are averaged"
-    return say(before[0], f"{when}, the ranks have different weights: {why}", "multigpu.md")
+        say, why = error, "not all of their gradients are averaged"
+    return say("RC310", before[0], f"{when}, the ranks have different weights: {why}")
 
 
 def costs(facts):
@@ -114,32 +111,32 @@ def costs(facts):
         counts = [ranks[0]["syncs"] for ranks in steps]
         if len(counts) > 2 and min(counts[:-1]) > 1:  # an epoch may end within
             text = f"DDP averages the gradients {counts[0]} times in a step: is no_sync missing?"
-            yield look(first, text, "recipes/gradient_accumulation.md")
+            yield warning("RC801", first, text)
         if all(ranks[0]["searches"] for ranks in steps):
             text = "find_unused_parameters costs time, and none is unused in these steps"
-            yield look(first, text, "multigpu.md#wrapping-the-model-in-ddp")
+            yield warning("RC802", first, text)
     yield from waits(facts)
     for ranks in facts.steps:
         states = {step["random_state"] for step in ranks}
         if facts.replicas and ranks[0]["dropout"] and len(states) < len(ranks):
             text = "two ranks have the same random numbers, so they drop the same units"
-            yield look(facts.first, text, "multigpu.md")
+            yield warning("RC315", facts.first, text)
         elif facts.replicas and ranks[0]["random"] and len(states) < len(ranks):
             text = "two ranks have the same random numbers, and draw some in a step: the same noise"
-            yield look(facts.first, text, "your_project.md#what-to-check")
+            yield warning("RC315", facts.first, text)
     for event in facts.run.events:
         if event.get("drops"):
-            yield look(event, "evaluates with dropout: eval() is missing", EVALUATING)
+            yield warning("RC703", event, "evaluates with dropout: eval() is missing")
         elif event.get("normalizes"):
             text = "evaluates with BatchNorm in training mode: eval() is missing"
-            yield look(event, text, EVALUATING)
+            yield warning("RC704", event, text)
         if event.get("broadcasts") and facts.multi:
             text = "evaluates through DDP, which broadcasts the buffers at each call:"
             text += " model.module does not, and need not be called by all ranks"
-            yield look(event, text, EVALUATING)
+            yield warning("RC804", event, text)
         if "clips_scaled" in event:
             text = "gradients are clipped before the scaler's unscale_: far too much"
-            yield look(event, text, "recipes/mixed_precision.md")
+            yield warning("RC314", event, text)
 
 
 def waits(facts):
@@ -151,4 +148,4 @@ def waits(facts):
     for line, count in Counter(line for step in steps for line in step["waits"]).items():
         if count * optimizers >= 0.9 * len(steps):
             text = "reads a tensor's value in each step: the CPU waits until the GPU is done"
-            yield look({"place": line}, text, "multigpu.md")
+            yield warning("RC803", {"place": line}, text)
