@@ -13,7 +13,8 @@ from rankcheck.cli import parse_args
 from rankcheck.launch.jobs import Shell
 from rankcheck.questions.snapshots import resume
 
-SCRIPTS = Path(__file__).parent / "scripts"
+SCRIPTS = Path(rankcheck.__file__).parent / "rules" / "scripts"
+OTHERS = Path(__file__).parent / "scripts" / "right"
 _, *EDITS = Path(__file__).with_name("faults.txt").read_text().splitlines()
 RIGHT = [path.name for path in sorted(SCRIPTS.glob("*.py"))]
 
@@ -54,7 +55,8 @@ def test_cause_is_told():
 @pytest.mark.parametrize("script", by_day(1, RIGHT))
 def test_right_script(tmp_path, script):
     """It has modules of its own, with names that modules of rankcheck's have."""
-    names = [path.stem for path in Path(rankcheck.__file__).parent.rglob("[a-z]*.py")]
+    modules = Path(rankcheck.__file__).parent.rglob("[a-z]*.py")
+    names = [path.stem for path in modules if path.parent != SCRIPTS]
     for name in names:
         (tmp_path / f"{name}.py").write_text("OWN = True")
     imports = "".join(f"from {name} import OWN\n" for name in {*names} - {"__init__"})
@@ -85,15 +87,15 @@ SAID = {
     "rank_folders": ["is renamed without fsync"] * 4,
     "zero": ["zero.pt is renamed without fsync"],
 }
-STYLES = [path.stem for path in sorted((SCRIPTS / "right").glob("*.py"), reverse=True)]
+STYLES = [path.stem for path in sorted(OTHERS.glob("*.py"), reverse=True)]
 
 
 @pytest.mark.parametrize("name", by_day(1, STYLES))
 def test_right_script_in_another_style(tmp_path, name):
-    found = audit(tmp_path, SCRIPTS / "right" / f"{name}.py")
+    found = audit(tmp_path, OTHERS / f"{name}.py")
     assert not [f for f in found if f.level == "error" or "please report" in f.text]
     stops = any(f.level == "ok" and f.text.startswith("SIGTERM") for f in found)
-    assert not stops or "signal" in (SCRIPTS / "right" / f"{name}.py").read_text()
+    assert not stops or "signal" in (OTHERS / f"{name}.py").read_text()
     said = [f.text for f in found if f.level == "warning" and not f.text.startswith("at SIGTERM")]
     expected = SAID.get(name, [])
     assert len(said) == len(expected), said
