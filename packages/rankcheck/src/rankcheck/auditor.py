@@ -6,12 +6,15 @@ It is an error only if no right script does it; what a right one may do is a war
 import os
 import shlex
 import tempfile
+import time
 import traceback
 from pathlib import Path
 
+from rankcheck import CannotRunError, folder
 from rankcheck.launch.jobs import Shell, free_port
 from rankcheck.launch.run import Run, start_observed
 from rankcheck.launch.scripts import launcher, sources
+from rankcheck.progress import Progress
 from rankcheck.questions import data, ends, log, one_process, snapshots, training
 from rankcheck.questions.facts import Facts, error, one_line, unseen, warning
 
@@ -35,24 +38,38 @@ QUESTIONS = (
 )
 
 
-class CannotRunError(Exception):
-    """What a script has printed that makes no step."""
-
-
 class AuditError(Exception):
     """An error of the audit itself, where it notes what a script does."""
 
 
 class Audit:
-    def __init__(self, args, folder):
+    """Runs of one script, and what is found in them, in the order in which it is found."""
+
+    def __init__(self, args, path):
+        """Keeps all runs in the folder `path`."""
         self.args = args
-        self.folder = folder
-        self.shell = Shell(folder, as_in_life=True)
+        self.folder = path
+        self.start_time = time.time()
+        self.shell = Shell(path, as_in_life=True)
+        self.links, self.left_out = ([], []) if args.empty else folder.visible(args.root)
+        self.links += [path.absolute() for path in args.data]
         self.text = sources(args.script)
         self.launcher = args.launcher or launcher(self.text)
         self.gpus = True  # whether they are pretended
         self.findings = []
+        self.judged = False  # whether all questions were asked
         self.started = []  # the runs so far
+        kills, replays = not args.no_kill, not args.no_replay
+        self.progress = Progress(1 + (kills or replays) + replays + 3 * kills)
+
+    def introduction(self):
+        """Says how the script is started, and what it finds."""
+        found = f"finds {len(self.links)} files and folders of this one" if self.links else ""
+        text = f"{self.args.script.name}, started as by {self.launcher}, on CPUs: it"
+        text += f" {found or 'starts in an empty folder'}, and writes into a copy"
+        if left_out := [path.name for path in self.left_out if path.absolute() not in self.links]:
+            text += f"; no snapshots: {', '.join(left_out)} (--data {left_out[0]} lets it find one)"
+        return text
 
     def say(self, finding):
         if finding not in self.findings:
@@ -61,15 +78,18 @@ class Audit:
     def start(self, name, more="", ranks=None, gpus=None, **variables):
         """Starts the script in a folder of this name; returns its run."""
         ranks = ranks or self.args.ranks
-        events = Path(tempfile.mkdtemp(dir=self.folder))
+        events = Path(tempfile.mkdtemp(prefix="events_", dir=self.folder))
         gpus = gpus or max(1, ranks // self.args.nodes)
         variables = self.variables(events, gpus) | variables
         folders = self.folders(name, 1 if self.launcher == "python" else ranks)
-        arguments = f"{shlex.join(self.args.arguments)} {more}"
+        folder.link(self.links, self.args.root, self.folder / name)
+        arguments = f"{shlex.join(self.args.arguments)} {more}".strip()
+        self.tell(name, arguments, variables)
         job = start_observed(
             self.shell, folders, self.args.script, OBSERVER, arguments, self.launcher, **variables
         )
-        run = Run([job], events, self.args.script, 2 * self.args.seconds)
+        tick = self.progress.tick
+        run = Run([job], events, self.args.script, 2 * self.args.seconds, tick=tick)
         run.limited = (events / "limited").exists()
         run.home = self.folder / name
         self.started.append(run)
@@ -81,19 +101,49 @@ class Audit:
             self.say(say(DIFFERENCES[kind], {"place": place}, text))
         return run
 
+    def tell(self, name, arguments, variables):
+        """Says which run begins, and keeps it in a list for --keep."""
+        at, signum = map(int, variables["AUDIT_SIGNAL"].split())
+        what = {
+            "first": "all ranks",
+            "without": "all ranks, without GPUs",
+            "whole": "all ranks, with a seed",
+            "alone": "one step, in one process",
+            "killed": f"killed in step {at + 1}" if signum else "started again after the kill",
+            "stopped": f"SIGTERM in step {at + 1}",
+        }[name]
+        self.progress.begin(what)
+        script = f"-m {self.args.module}" if self.args.module else self.args.script
+        start = self.launcher
+        if start == "torchrun":
+            start += f" --standalone --nproc_per_node={1 if name == 'alone' else self.args.ranks}"
+        with (self.folder / "runs.txt").open("a") as file:
+            file.write(f"in {name}/: {start} {script} {arguments}  # {what}\n")
+
     def variables(self, events, gpus):
         return {
             "AUDIT_KEEP": "",
             "AUDIT_SIGNAL": "-1 0",
             "AUDIT_STEPS": str(self.args.steps),
             "AUDIT_SECONDS": str(self.args.seconds),
+            "AUDIT_START": str(self.start_time),
             "AUDIT_PORT": str(free_port()) if self.launcher == "python" else "",
             "PRETEND_GPUS": str(gpus if self.gpus else 0),
             "ACCELERATE_USE_CPU": "true",
             "CUDA_VISIBLE_DEVICES": "",
             "TORCHDYNAMO_DISABLE": "1",
             "WITNESS_FOLDER": str(events),
+            "WITNESS_MODULE": self.args.module or "",
+            "WITNESS_ROOT": str(self.args.root),
         }
+
+    def interrupted(self, signal_name):
+        self.judged = False
+        self.say(unseen(f"the rest: {signal_name} ended it in run {self.progress.number}"))
+
+    def end(self):
+        self.progress.end()
+        self.shell.end_all()
 
     def folders(self, name, count):
         """Returns a folder for each process, one per node, which are links to the same one."""
@@ -130,8 +180,10 @@ class Audit:
             self.say(unseen(f"what its steps do: the audit failed in {failed[0]} {REPORT}"))
             return self.findings
         if ends.too_early(facts):
-            self.say(unseen("the rest: the run was ended before each rank had made a step"))
+            text = "the rest: the run was ended before each rank had made a step; give it more"
+            self.say(unseen(f"{text} than --seconds {self.args.seconds}"))
             return self.findings
+        self.judged = not any(failure.is_refused for failure in facts.failures)
         for subject, question in QUESTIONS:
             self.answer(subject, question, facts)
         return self.findings
@@ -141,14 +193,17 @@ class Audit:
         what = question.__doc__.partition("\n")[0].strip(".").replace("Whether", "whether")
         failed = [text for other, text in facts.run.failures if other == subject]
         if failed:
+            self.judged = False
             self.say(unseen(f"{what}: the audit failed in {failed[0]} {REPORT}"))
             return
         try:
             for finding in question(facts):
                 self.say(finding)
         except AuditError as caught:
+            self.judged = False
             self.say(unseen(f"{what}: the audit failed in {caught} {REPORT}"))
         except Exception as caught:
+            self.judged = False
             frame = traceback.extract_tb(caught.__traceback__)[-1]
             place = f"{os.path.basename(frame.filename)}:{frame.lineno}"
             text = f"the audit failed in {place}: {type(caught).__name__}: {caught} {REPORT}"

@@ -13,12 +13,13 @@ import torch._dynamo  # before a function of torch's is replaced
 import torch.distributed as dist
 
 from rankcheck import replay, witness
+from rankcheck.folder import Guard
 from rankcheck.witness import details as witness_details
 from rankcheck.witness import files as witness_files
 from rankcheck.witness import order as witness_order
 from rankcheck.witness import state
 
-start = time.monotonic()
+start = None  # when the first step ended
 failed = []  # the error of this process
 
 
@@ -30,6 +31,10 @@ def seed():
 
 
 def after_step():
+    global start
+    if start is None:
+        start = time.monotonic()
+        (witness.folder() / "begun").write_text("1")
     sent = witness.folder() / "sent"
     at, signum = map(int, os.environ["AUDIT_SIGNAL"].split())
     if state.steps == at and not sent.exists():
@@ -91,9 +96,24 @@ def describe_gpus(pretended):
     return {"current_gpu": pretended.current(), "on_gpus": on_gpus}
 
 
+def guard_writes():
+    """Lets the script write into its own folder alone: see folder.py."""
+    guard = Guard(os.getcwd(), witness.folder() / "lock", float(os.environ["AUDIT_START"]))
+    guard.install()
+    save = torch.save
+
+    def guarded_save(obj, f, *args, **options):
+        if isinstance(f, str | os.PathLike):  # which torch opens in C++
+            guard.before_write(f)
+        return save(obj, f, *args, **options)
+
+    torch.save = guarded_save
+
+
 def install():
     global init_process_group
     seed()
+    guard_writes()
     if os.environ["PRETEND_GPUS"] != "0":
         from rankcheck.pretend_gpus import (
             on_cpu as pretend_on_cpu,  # it replaces functions of torch's

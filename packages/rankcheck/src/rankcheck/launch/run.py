@@ -72,8 +72,12 @@ def start_observed(shell, folders, script, observer, arguments, launcher, **vari
 class Run:
     """What a training has printed, and what the witness has written of each of its processes."""
 
-    def __init__(self, jobs, folder, file, seconds=0, silence_s=SILENCE_S):
-        """Waits for the jobs, for at least so many seconds if something happens."""
+    def __init__(self, jobs, folder, file, seconds=0, silence_s=SILENCE_S, tick=None):
+        """Waits for the jobs, for at least so many seconds if something happens.
+
+        Meanwhile `tick` is called, often. The seconds begin anew when a file `begun` is there.
+        """
+        self.tick = tick or (lambda: None)
         self.silence_s = silence_s
         self.file = file
         self.seconds = max(seconds, 10 * SILENCE_S)
@@ -97,10 +101,11 @@ class Run:
     def wait(self, jobs):
         """Returns the jobs' exit statuses; of a run that hangs, none, and `hangs` says where."""
         silence, whole = TimeLimit(self.silence_s), TimeLimit(self.seconds)
-        used = 0.0
+        used, begun = 0.0, self.folder / "begun"
         while None in (statuses := [job.status() for job in jobs]):
             written = [*self.folder.glob("*.jsonl"), *(job.log for job in jobs)]
-            if whole.passed():
+            self.tick()
+            if whole.passed([begun] if begun.exists() else []):
                 self.is_long = True
                 self.hangs = f"It has not ended after {whole.limit:.0f} seconds: train with less."
                 return []

@@ -1,8 +1,29 @@
 """What a reader's script says of how it is started, and how our tools are ended."""
 
+import importlib.machinery
+import os
 import re
 import signal
 import sys
+from pathlib import Path
+
+
+def path_of_module(name):
+    """Returns the file that `python -m name` would run here, or None; nothing is imported."""
+    top, *rest = name.split(".")
+    spec = importlib.machinery.PathFinder.find_spec(top, [os.getcwd(), *sys.path])
+    if not spec:
+        return None
+    places = spec.submodule_search_locations or ()
+    if not rest and spec.origin and not places:
+        return Path(spec.origin)
+    for place in places:
+        path = Path(place, *rest)
+        files = [path.with_suffix(".py")] if rest else []
+        for file in (*files, path / "__main__.py"):
+            if file.is_file():
+                return file
+    return None
 
 
 def imported(path, script):

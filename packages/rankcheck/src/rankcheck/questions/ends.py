@@ -46,6 +46,8 @@ def failure(facts):
         lines = [line for line in run.lines() if re.search(r"Error|what\(\)", line)]
         return error("RC104", None, f"it fails: {one_line((lines or run.lines() or [''])[-1])}")
     first = errors[0]
+    if first.is_refused:
+        return unseen(f"how it ends: {first.text}")
     if first.ours:
         return unseen(f"how it ends: the audit failed: {first.text} (please report it)")
     if first.of_peer:

@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
+from rankcheck.folder import REFUSAL
 from rankcheck.questions.gradients import kind_of_gradient
 
 OURS = str(Path(__file__).parents[1])
@@ -69,7 +70,9 @@ class Failure:
         frames = event.get("frames", [])
         file, _, function = frames[-1] if frames else ("", 0, "")
         self.of_cuda = "CUDA error: invalid device" in message  # as CUDA says it
-        self.ours = file.startswith(OURS) and function not in PASS_ON and not self.of_cuda
+        self.is_refused = REFUSAL in message  # for the sake of the user's files
+        self.ours = file.startswith(OURS) and function not in PASS_ON
+        self.ours = self.ours and not self.of_cuda and not self.is_refused
         outside = ("<frozen", OURS, os.path.dirname(os.__file__))
         self.places = [
             f"{file}:{line}"

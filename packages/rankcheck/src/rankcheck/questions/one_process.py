@@ -42,8 +42,10 @@ def step_to_compare(steps):
 
 def why_not(facts, ranks):
     """Says why a step cannot be compared with that of one process, if so."""
-    if facts.args.no_kill or facts.outside:
-        return "it was run only once"
+    if facts.args.no_replay:
+        return "--no-replay"
+    if facts.outside:
+        return f"it saves to {facts.outside[0]}; let it save to a relative path"
     if any(kind != "targets" for kind, *_ in facts.run.differences()):
         return "its parameters or buffers are in a different order there"
     if not all(math.isfinite(step["largest"]) for step in ranks):

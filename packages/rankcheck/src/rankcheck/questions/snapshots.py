@@ -159,7 +159,7 @@ def resume(facts, save, at):
     killed = facts.rerun("killed", AUDIT_SEED="7", AUDIT_SIGNAL=f"{at} 9")
     again = facts.rerun("killed", facts.args.resume, AUDIT_SEED="7")
     started = f"killed in step {at + 1} and started again, it"
-    if not (killed.steps and all(map(same, killed.steps[0], whole.steps[0]))):
+    if not (killed.steps and all(map(same_steps, killed.steps, whole.steps))):
         yield unseen("how it survives a kill: two runs with the same seed differ")
     elif not again.steps:
         errors = [Failure(event) for event in again.events if "error" in event]
@@ -169,7 +169,7 @@ def resume(facts, save, at):
         say = error if loads_of(again) else warning
         yield say("RC501", place, f"{started} makes no step: {said}")
     else:
-        yield from compare(facts, whole.steps[0], again, save, started)
+        yield from compare_ranks(facts, whole, again, save, started)
 
 
 def stop(facts, at):
@@ -198,9 +198,19 @@ def stop(facts, at):
         yield warning("RC604", None, "at SIGTERM, nothing is saved")
 
 
-def compare(facts, whole, again, save, started):
-    """Compares the steps after a kill with those of a run without one."""
-    steps = again.steps[0]
+def same_steps(steps, others):
+    return all(map(same, steps, others))
+
+
+def compare_ranks(facts, whole, again, save, started):
+    """Returns what is found on the first rank on which something is, or on rank 0."""
+    ranks = list(zip(whole.steps, again.steps, strict=False))
+    found = [list(compare(facts, *steps, again, save, started)) for steps in ranks]
+    return next((one for one in found if any(f.rule for f in one)), found[0])
+
+
+def compare(facts, whole, steps, again, save, started):
+    """Compares a rank's steps after a kill with those of a run without one."""
     load = next(iter(loads_of(again)), save)
     numbers = [n for n, s in enumerate(whole) if s["digest"] == steps[0]["digest"]]
     if steps[0]["foreign"] and not whole[0]["foreign"]:
@@ -215,19 +225,19 @@ def compare(facts, whole, again, save, started):
         if facts.on_gpus and load.get("loaded_to") == "None":
             text = "torch.load without map_location: each rank loads onto the GPU that saved"
             yield warning("RC505", load, text)
-        yield from compare_steps(facts, whole, again, numbers[0], load, started)
+        is_whole = not (again.limited or facts.whole_run().limited)
+        yield from compare_steps(whole, steps, is_whole, numbers[0], load, started)
 
 
-def compare_steps(facts, whole, again, number, load, started):
-    """Compares the steps of a resumed run with those after step `number` of another."""
-    steps = again.steps[0]
+def compare_steps(whole, steps, is_whole, number, load, started):
+    """Compares the steps of a resumed run with those after step `number` of a whole one."""
     pairs = list(zip(steps, whole[number:], strict=False))
     repeated = [n for n, s in enumerate(whole) if s["samples"] == steps[0]["samples"] != []]
     lacks = steps[0]["stateful"] < pairs[0][1]["stateful"]
     if lacks:
         text = "the snapshot lacks the optimizer's state, or it is not loaded"
         yield error("RC503", load, f"{started} has no momentum or the like: {text}")
-    rest, is_whole = len(whole) - number, not (again.limited or facts.whole_run().limited)
+    rest = len(whole) - number
     if all(same(a, b) for a, b in pairs) and is_whole and len(steps) != rest:
         yield warning("RC506", load, f"{started} makes {len(steps)} steps, but {rest} were left")
     elif all(same(a, b) for a, b in pairs):

@@ -32,6 +32,8 @@ from torch.utils.data._utils import signal_handling
 
 STANDARD_LIBRARY = os.path.dirname(os.__file__)
 TORCH = os.path.dirname(torch.__file__)
+# The folder of a script that is itself installed, as rankcheck -m may name one.
+INSTALLED_SCRIPT = os.path.dirname(os.environ.get("WITNESS_SCRIPT", "")) or "none"
 original = {"open": open, "save": torch.save, "load": torch.load}
 ours = [str(Path(__file__).parents[1])]  # folders whose code is never the script's
 
@@ -142,7 +144,9 @@ def is_ours(path):
 
 
 def is_library_file(path):
-    return is_ours(path) or path.startswith((STANDARD_LIBRARY, "<")) or "site-packages" in path
+    if is_ours(path) or path.startswith((STANDARD_LIBRARY, "<")):
+        return True
+    return "site-packages" in path and not path.startswith(INSTALLED_SCRIPT)
 
 
 def is_library(frame):

@@ -1,4 +1,4 @@
-"""Runs WITNESS_SCRIPT in a rank that launch.jobs has forked, under WITNESS_OBSERVER.
+"""Runs WITNESS_SCRIPT, or the module WITNESS_MODULE, in a forked rank, under WITNESS_OBSERVER.
 
 That is a file whose `install` notes and changes what one tool needs; where it has a function
 `noted`, what runs the script is that function of it. Without WITNESS_TORCHRUN, the script is
@@ -34,19 +34,23 @@ def fork_ranks(noted):
 
 
 def start(script, observer):
-    sys.path[0] = os.path.dirname(script)
+    name = os.environ.get("WITNESS_MODULE")
+    sys.path[0] = os.environ["WITNESS_ROOT"] if name else os.path.dirname(script)
     multiprocessing.set_start_method("fork", force=True)  # as where torchrun starts it
     for module in (multiprocessing, torch.multiprocessing):  # for the script to choose, once
         module.set_start_method = lambda method, force=False: None
     by_torchrun = "WITNESS_TORCHRUN" in os.environ
-    for name in [] if by_torchrun else OF_TORCHRUN.split():
-        os.environ.pop(name, None)
+    for variable in [] if by_torchrun else OF_TORCHRUN.split():
+        os.environ.pop(variable, None)
     observer = witness.load_observer(observer)
     observer.install()
     noted = getattr(observer, "noted", lambda function: function)
     if not by_torchrun:
         fork_ranks(noted)
-    noted(runpy.run_path)(script, run_name="__main__")
+    if name:  # as python -m does
+        noted(runpy.run_module)(name, run_name="__main__", alter_sys=True)
+    else:
+        noted(runpy.run_path)(script, run_name="__main__")
 
 
 start(os.environ["WITNESS_SCRIPT"], os.environ["WITNESS_OBSERVER"])
