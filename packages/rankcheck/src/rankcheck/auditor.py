@@ -150,8 +150,8 @@ class Audit:
         nodes = [rank * self.args.nodes // count for rank in range(count)]
         folders = [self.folder / f"{name}{node}" for node in nodes]
         (self.folder / name).mkdir(exist_ok=True)
-        for folder in {*folders} - {*self.folder.iterdir()}:
-            folder.symlink_to(self.folder / name)
+        for link in {*folders} - {*self.folder.iterdir()}:
+            link.symlink_to(self.folder / name)
         return folders
 
     def first_run(self):
