@@ -12,6 +12,7 @@ from html import unescape
 from markdown import Extension
 from markdown.postprocessors import Postprocessor
 from markdown.preprocessors import Preprocessor
+from rankcheck.rules import FOLDER
 
 from tools.pages.check_docs import reading_time
 from tools.pages.diffs import format_file, format_units, link_to_diff
@@ -46,6 +47,7 @@ class Sources(Preprocessor):
         for mark, format_page in CHOICES.items():
             if mark in text:
                 text = text.replace(mark, self.md.htmlStash.store(format_page()))
+        text = text.replace("<!-- rules -->", format_rules())
         played = re.search(f"{RECORDING}|<!-- recordings -->", before)
         store = self.md.htmlStash.store
         text = re.sub(RECORDING, lambda found: store(format_recording(found)), text)
@@ -61,6 +63,13 @@ class Sources(Preprocessor):
         if scripts and context:
             names = " and ".join(script.rpartition("/")[2] for script in scripts)
             context.page.meta["subtitle"] = names
+
+
+def format_rules():
+    """Returns the chapters of rankcheck's rules, each of which can be linked to by its id."""
+    text = "\n".join(path.read_text() for path in sorted(FOLDER.glob("[0-9]_*.md")))
+    text = re.sub(r"^#", "##", text, flags=re.MULTILINE)
+    return re.sub(r"^(### (RC\d+): .*)", r"\1 { #\2 }", text, flags=re.MULTILINE)
 
 
 def mark_indents(found):
