@@ -13,7 +13,7 @@ PACKAGE = ROOT / "packages" / "rankcheck"
 
 
 def audit(folder, script, *arguments):
-    audit = Audit(parse_args([str(script), *arguments]), folder)
+    audit = Audit(parse_args(["--empty", str(script), *arguments]), folder)
     try:
         return audit.ask()
     finally:

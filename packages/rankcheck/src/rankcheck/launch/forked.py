@@ -15,6 +15,17 @@ from torch.distributed import TCPStore
 MAX_FILE_BYTES = 3000  # a limit on the size of files stands in for a full disk
 
 
+def start_store(listener):
+    """Returns the store that listens at this socket."""
+    port = listener.getsockname()[1]
+    options = {"is_master": True, "wait_for_workers": False, "multi_tenant": True}
+    options["master_listen_fd"] = listener.detach()
+    try:
+        return TCPStore("127.0.0.1", port, **options)
+    except NotImplementedError:  # by libuv's, in torch 2.6
+        return TCPStore("127.0.0.1", port, use_libuv=False, **options)
+
+
 def run(script, arguments, variables, folder, log, disk_is_full, listener):
     """Runs a script in this process as `python script arguments` would in `folder`.
 
@@ -37,9 +48,7 @@ def run(script, arguments, variables, folder, log, disk_is_full, listener):
         hard_limit = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
         resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, hard_limit))
     if listener:
-        port = listener.getsockname()[1]
-        options = {"is_master": True, "wait_for_workers": False, "multi_tenant": True}
-        store = TCPStore("127.0.0.1", port, master_listen_fd=listener.detach(), **options)  # noqa: F841
+        store = start_store(listener)  # noqa: F841
     sys.argv = [script, *arguments]
     sys.path[0] = os.path.dirname(script)
     try:
