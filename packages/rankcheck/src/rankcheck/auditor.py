@@ -64,11 +64,10 @@ class Audit:
 
     def introduction(self):
         """Says how the script is started, and what it finds."""
-        found = f"finds {len(self.links)} files and folders of this one" if self.links else ""
-        text = f"{self.args.script.name}, started as by {self.launcher}, on CPUs: it"
-        text += f" {found or 'starts in an empty folder'}, and writes into a copy"
+        text = f"{self.args.script.name}, started as by {self.launcher}, on CPUs"
+        text += ", in a copy of this folder" if self.links else ", in an empty folder"
         if left_out := [path.name for path in self.left_out if path.absolute() not in self.links]:
-            text += f"; no snapshots: {', '.join(left_out)} (--data {left_out[0]} lets it find one)"
+            text += f" without {', '.join(left_out)} (--data {left_out[0]} brings a snapshot along)"
         return text
 
     def say(self, finding):
