@@ -32,8 +32,11 @@ from torch.utils.data._utils import signal_handling
 
 STANDARD_LIBRARY = os.path.dirname(os.__file__)
 TORCH = os.path.dirname(torch.__file__)
-# The folder of a script that is itself installed, as rankcheck -m may name one.
-INSTALLED_SCRIPT = os.path.dirname(os.environ.get("WITNESS_SCRIPT", "")) or "none"
+# The folder of a script that is itself installed, as rankcheck -m may name one: a virtual
+# environment below the folder of another script holds libraries.
+INSTALLED_SCRIPT = os.path.dirname(os.environ.get("WITNESS_SCRIPT", "")) + os.sep
+if "site-packages" not in INSTALLED_SCRIPT:
+    INSTALLED_SCRIPT = "none"
 original = {"open": open, "save": torch.save, "load": torch.load}
 ours = [str(Path(__file__).parents[1])]  # folders whose code is never the script's
 
