@@ -5,6 +5,9 @@ import sys
 
 import pytest
 
+from rankcheck.auditor import Audit
+from rankcheck.cli import parse_args
+
 
 def by_day(number, values):
     """Returns parameters, tuples if there are several, of which all but the first are nightly."""
@@ -16,3 +19,11 @@ def run_rankcheck(*arguments, folder=None):
     """Runs the command in a folder; returns its status and what it has printed."""
     command = [sys.executable, "-m", "rankcheck", *map(str, arguments)]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=1800)
+
+
+def audit(folder, script, *arguments):
+    audit = Audit(parse_args([str(script), *arguments]), folder)
+    try:
+        return audit.ask()
+    finally:
+        audit.shell.end_all()

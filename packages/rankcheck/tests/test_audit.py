@@ -7,9 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 import rankcheck
-from helpers import by_day, run_rankcheck
-from rankcheck.auditor import Audit
-from rankcheck.cli import parse_args
+from helpers import audit, by_day, run_rankcheck
 from rankcheck.launch.jobs import Shell
 from rankcheck.questions.snapshots import resume
 
@@ -17,14 +15,6 @@ SCRIPTS = Path(rankcheck.__file__).parent / "rules" / "scripts"
 OTHERS = Path(__file__).parent / "scripts" / "right"
 _, *EDITS = Path(__file__).with_name("faults.txt").read_text().splitlines()
 RIGHT = [path.name for path in sorted(SCRIPTS.glob("*.py"))]
-
-
-def audit(folder, script, *arguments):
-    audit = Audit(parse_args([str(script), *arguments]), folder)
-    try:
-        return audit.ask()
-    finally:
-        audit.shell.end_all()
 
 
 @pytest.mark.parametrize("edit", by_day(1, EDITS))
