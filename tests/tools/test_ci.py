@@ -49,13 +49,21 @@ PARTS = {
     "path": ["pytest -n 0 -m path and nightly"],
     "long": ["pytest -m long and nightly --ignore tests/tools"],
     "tools": ["pytest -m long and nightly tests/tools"],
+    "rankcheck": ["python -m pytest -m long"],
     "kills": [f"{KILLS} --share 0.25 --seed N", f"{KILLS} elastic_ddp.py --pairs 200 --seed N"],
     "units": ["python -m tools.units"],
     "chaos": ["python -m tools.chain.chaos 20", "python -m tools.chain.chaos 20 --local-disks"],
 }
 NIGHT = [call for calls in PARTS.values() for call in calls]
 LINT = ["ruff check .", "ruff format --check ."]
-RUN = [*LINT, "pytest", "pytest -n 0 -m path and not nightly", "pytest -m long and not nightly"]
+PACKAGE = ["python -m pytest"]
+TESTS = [
+    "pytest",
+    *PACKAGE,
+    "pytest -n 0 -m path and not nightly",
+    "pytest -m long and not nightly",
+]
+RUN = [*LINT, *TESTS]
 PAGES = [f"python -m tools.pages.{name}" for name in ("next_links", "minimap", "check_docs")]
 SITE = [*PAGES, "zensical build --strict --clean"]
 CALLS = {"ci": RUN, "docs": SITE, "container": ["python -m tools.chain.run"]}
@@ -73,7 +81,8 @@ def stubs(tmp_path):
 
 
 def calls_of(log):
-    calls = re.findall(r"^((?:pytest|python -m tools|ruff|zensical).*?) *\|", log, re.MULTILINE)
+    ours = r"^((?:pytest|python -m (?:tools|pytest)|ruff|zensical).*?) *\|"
+    calls = re.findall(ours, log, re.MULTILINE)
     return [re.sub(r"--seed \d+", "--seed N", call) for call in calls]
 
 
@@ -115,10 +124,11 @@ def test_job(tmp_path, stubs, workflow, job, row):
     log = (tmp_path / "log").read_text()
     assert {*re.findall(r"python -m pip install .* \| index (\S*)", log)} == {"of-cpus"}
     tests = re.findall(r"^pytest .* \| fail (.*)", log, re.MULTILINE)
-    without_tests = row.get("part") in ("kills", "units", "chaos")
-    without_tests = without_tests or workflow["name"] in ("docs", "container")
+    without_tests = row.get("part") in ("rankcheck", "kills", "units", "chaos")
+    without_tests = without_tests or workflow["name"] in ("docs", "container") or "torch" in row
     assert {*tests} == (set() if without_tests else {"1"})
     expected = PARTS[row["part"]] if "part" in row else CALLS.get(workflow["name"], ["pytest"])
+    expected = PACKAGE if "torch" in row else expected
     assert calls_of(log) == expected
     assert all(re.findall(r"requirements(?:-dev)?\.txt( -c constraints\.txt)?", log))
     if "part" in row:
@@ -171,6 +181,6 @@ def test_site_is_published_after_a_green_push():
 
 
 def test_container_has_the_python_of_ci():
-    ((_, ci, _),) = (one for one in JOBS if one[0]["name"] == "ci")
+    ci = next(job for workflow, job, _ in JOBS if workflow["name"] == "ci")
     version = ci["steps"][1]["with"]["python-version"]
     assert CONTAINER["image"] == f"python:{version}-bookworm"
