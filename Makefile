@@ -42,9 +42,6 @@ docs: .venv/dev  ## refresh the diffs in README and the pages, check them, and b
 	python -m tools.pages.check_docs
 	PYTHONPATH=. zensical build --strict --clean
 
-slides: .venv/dev .venv/slides  ## write slides for a class into site/slides.html
-	python -m tools.pages.slides site/slides.html
-
 # For people who change the series: see CONTRIBUTING.md.
 cascade: .venv/dev
 	python -m tools.chain.cascade $(FROM)
@@ -87,11 +84,6 @@ bench: .venv/run $(if $(PEERS),.venv/peers)  ## compare the speed of the stages 
 	$@/bin/python -m pip install --disable-pip-version-check -r requirements-aws.txt
 	@touch $@
 
-# Apart from the rest, since only its copy of reveal.js is needed, and nothing that it depends on.
-.venv/slides: requirements-slides.txt | .venv/dev
-	python -m pip install --disable-pip-version-check --no-deps --target $@ -r requirements-slides.txt
-	@touch $@
-
 # How constraints.txt comes to be: the newest of everything that the oldest Python can run and whose
 # authors have not withdrawn it, but for torch, which stays, for builds and for CUDA's packages.
 pins: | .venv/bin/python
@@ -103,4 +95,4 @@ pins: | .venv/bin/python
 	sed -n 's/^Would install //p' .venv/pins | tr ' ' '\n' | sed -e '/^nvidia\|^cuda\|^triton/d' \
 	  -e 's/+.*//' -e 's/-\([^-]*\)$$/==\1/' | sort -f > constraints.txt
 
-.PHONY: pins recipe help run test check learn long docs slides lint cascade bench chaos
+.PHONY: pins recipe help run test check learn long docs lint cascade bench chaos
