@@ -7,7 +7,7 @@ export OMP_NUM_THREADS ?= 1
 COG := -I . -p "from tools.pages.fences import essential, faulty, fence, line_numbers, table, tree" \
   README.md docs/*.md docs/*/*.md
 
-SHELL_FILES := $(filter-out slurm/site.sh,$(wildcard slurm/*.sbatch slurm/*.sh slurm/sites/*.sh schedulers/*.sh .ci/*))
+SHELL_FILES := $(filter-out slurm/site.sh,$(wildcard slurm/*.sbatch slurm/*.sh slurm/sites/*.sh slurm/schedulers/*.sh .ci/*))
 
 help:
 	@sed -n 's/^\([a-z]*\):.*##/make \1 \t/p' Makefile
@@ -70,18 +70,18 @@ bench: .venv/run $(if $(PEERS),.venv/peers)  ## compare the speed of the stages 
 	python -m pip install --disable-pip-version-check -r requirements.txt -c constraints.txt
 	@touch $@
 
-.venv/dev: requirements-dev.txt requirements.txt constraints.txt | .venv/rankcheck
-	python -m pip install --disable-pip-version-check -r requirements-dev.txt -c constraints.txt
+.venv/dev: requirements/dev.txt requirements.txt constraints.txt | .venv/rankcheck
+	python -m pip install --disable-pip-version-check -r requirements/dev.txt -c constraints.txt
 	@touch $@
 
-.venv/peers: requirements-peers.txt | .venv/run
-	python -m pip install --disable-pip-version-check -r requirements-peers.txt
+.venv/peers: requirements/peers.txt | .venv/run
+	python -m pip install --disable-pip-version-check -r requirements/peers.txt
 	@touch $@
 
 # Apart from the rest, since it is large and wants older packages: the schema of slurm/aws-cluster.yaml.
-.venv/aws: requirements-aws.txt | .venv/bin/python
+.venv/aws: requirements/aws.txt | .venv/bin/python
 	python -m venv $@
-	$@/bin/python -m pip install --disable-pip-version-check -r requirements-aws.txt
+	$@/bin/python -m pip install --disable-pip-version-check -r requirements/aws.txt
 	@touch $@
 
 # How constraints.txt comes to be: the newest of everything that the oldest Python can run and whose
@@ -91,7 +91,7 @@ pins: | .venv/bin/python
 	  { echo 'make pins: the oldest supported Python, 3.11, must be in .venv'; exit 1; }
 	grep ^torch== constraints.txt > .venv/torch
 	python -m pip install --dry-run --ignore-installed --only-binary :all: --python-version 3.11 \
-	  --target .venv/none -r requirements-dev.txt -c .venv/torch > .venv/pins
+	  --target .venv/none -r requirements/dev.txt -c .venv/torch > .venv/pins
 	sed -n 's/^Would install //p' .venv/pins | tr ' ' '\n' | sed -e '/^nvidia\|^cuda\|^triton/d' \
 	  -e 's/+.*//' -e 's/-\([^-]*\)$$/==\1/' | sort -f > constraints.txt
 

@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 import singlegpu
 
 BATCH_SIZE = 32  # per rank
-PEERS = ("accelerate", "lightning_fabric")  # requirements-peers.txt installs them
+PEERS = ("accelerate", "lightning_fabric")  # requirements/peers.txt installs them
 RARELY = "--save_every_steps 1000000"  # no snapshot while it is timed
 STAGES = {
     "multigpu_torchrun": "",

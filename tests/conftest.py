@@ -34,7 +34,8 @@ def shell(tmp_path):
 def cluster(shell):
     """Starts a pocket cluster in a folder like this repository's, to run a Bash script there."""
     (shell.folder / "slurm").mkdir()
-    for path in {*ROOT.glob("*.py"), *ROOT.glob("slurm/*")} - {ROOT / "slurm" / "site.sh"}:
+    own = {ROOT / "slurm" / name for name in ("site.sh", "schedulers")}
+    for path in {*ROOT.glob("*.py"), *ROOT.glob("slurm/*")} - own:
         (shell.folder / path.relative_to(ROOT)).symlink_to(path)
     (shell.folder / ".venv").symlink_to(sys.prefix)
 

@@ -14,7 +14,7 @@ from rankcheck.launch.jobs import free_port
 
 from tools.steps import ROOT
 
-MANIFEST = (ROOT / "schedulers" / "kubernetes.yaml").read_text()
+MANIFEST = (ROOT / "slurm" / "schedulers" / "kubernetes.yaml").read_text()
 CLAIM, JOB = yaml.safe_load_all(MANIFEST)
 TRAINER = JOB["spec"]["trainer"]
 
@@ -38,7 +38,7 @@ def test_fields_are_those_of_the_api():
 
 
 def test_image_has_the_script_and_the_tested_torch():
-    commands = (ROOT / "schedulers" / "Dockerfile").read_text()
+    commands = (ROOT / "slurm" / "schedulers" / "Dockerfile").read_text()
     pin = re.search(r"^torch==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     # Where the newest torch is tried, none is pinned.
     assert not pin or f"FROM pytorch/pytorch:{pin[1]}-cuda" in commands

@@ -641,8 +641,8 @@ def test_mpirun(cluster, shell):
 
     `on` stands for ssh, by which mpirun sends one string as a command.
     """
-    shutil.copytree(ROOT / "schedulers", shell.folder / "schedulers")
-    node = shell.folder / "schedulers" / "node.sh"
+    shutil.copytree(ROOT / "slurm" / "schedulers", shell.folder / "slurm" / "schedulers")
+    node = shell.folder / "slurm" / "schedulers" / "node.sh"
     node.write_text(node.read_text().replace("=gpu", "=2"))
     agent = shell.folder / "agent"
     agent.write_text('#!/bin/sh\nnode=$1; shift; exec on "$node" sh -c "$*"\n')
@@ -653,7 +653,7 @@ def test_mpirun(cluster, shell):
         f"""
         export OMPI_MCA_plm_rsh_agent=$PWD/agent
         export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-        schedulers/mpirun.sh node1,node2 preemptible.py 4 2 --snapshot_path mpirun.pt
+        slurm/schedulers/mpirun.sh node1,node2 preemptible.py 4 2 --snapshot_path mpirun.pt
         . .venv/bin/activate
         on node1 {torchrun} &
         on node2 {torchrun}
@@ -674,7 +674,7 @@ def test_mpirun(cluster, shell):
 )
 def test_stopped_job_is_not_a_success(tmp_path, command, status):
     """docs/other_schedulers.md: when the time is up, or the second of three nodes has failed."""
-    shutil.copytree(ROOT / "schedulers", tmp_path / "schedulers")
+    shutil.copytree(ROOT / "slurm" / "schedulers", tmp_path / "slurm" / "schedulers")
     programs = tmp_path / ".venv" / "bin"
     programs.mkdir(parents=True)
     (programs / "activate").touch()
@@ -690,5 +690,5 @@ def test_stopped_job_is_not_a_success(tmp_path, command, status):
     path = f"{programs}:{os.environ['PATH']}"
     environment = {"PATH": path, "PE_HOSTFILE": "hosts", "NHOSTS": "2", "JOB_ID": "1"}
     environment |= {"PBS_O_WORKDIR": ".", "PBS_NODEFILE": "hosts", "PBS_JOBID": "1.server"}
-    job = run("bash", *f"schedulers/{command}".split(), folder=tmp_path, env=environment)
+    job = run("bash", *f"slurm/schedulers/{command}".split(), folder=tmp_path, env=environment)
     assert job.returncode == status, job

@@ -130,9 +130,9 @@ def test_job(tmp_path, stubs, workflow, job, row):
     expected = PARTS[row["part"]] if "part" in row else CALLS.get(workflow["name"], ["pytest"])
     expected = PACKAGE if "torch" in row else expected
     assert calls_of(log) == expected
-    assert all(re.findall(r"requirements(?:-dev)?\.txt( -c constraints\.txt)?", log))
+    assert all(re.findall(r"(?:requirements|dev)\.txt( -c constraints\.txt)?", log))
     if "part" in row:
-        installed = {*re.findall(r"requirements-(\w+)\.txt", log)} - {"test"}
+        installed = {*re.findall(r"requirements/(\w+)\.txt", log)}
         assert installed == {"dev", "aws", "peers"}
     assert bool((copy / "constraints.txt").read_text().strip()) != row.get("unpin", False)
 
@@ -151,7 +151,7 @@ def resolve(*requirements):
 def test_pins():
     """What is needed is pinned, but for CUDA's packages; no other, and no withdrawn release is."""
     assert resolve("--no-deps", "soupsieve==3.0.1") == ({"soupsieve"}, ["soupsieve"])
-    needed, withdrawn = resolve("-r", "requirements-dev.txt", "-c", "constraints.txt")
+    needed, withdrawn = resolve("-r", "requirements/dev.txt", "-c", "constraints.txt")
     assert withdrawn == []
     needed = {name for name in needed if not name.startswith(("nvidia", "cuda", "triton"))}
     text = (ROOT / "constraints.txt").read_text()

@@ -206,7 +206,7 @@ def test_recipe_is_begun(tmp_path):
 
 # The targets of make, and scripts of bench/ and tools/ that no other test runs.
 
-OLD_FILES = "-o requirements.txt -o requirements-dev.txt -o constraints.txt"
+OLD_FILES = "-o requirements.txt -o requirements/dev.txt -o constraints.txt"
 WITH_PEERS = pytest.mark.skipif(
     importlib.util.find_spec("lightning_fabric") is None, reason="get it with: make .venv/peers"
 )

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Open MPI, which reaches the nodes by ssh or, in a job, by the scheduler that it was built for:
-#   schedulers/mpirun.sh node1,node2 preemptible.py 50 10
+#   slurm/schedulers/mpirun.sh node1,node2 preemptible.py 50 10
 
 set -e
 hosts=$1
@@ -8,4 +8,4 @@ shift
 IFS=, read -ra nodes <<< "$hosts"
 # Without --bind-to none, each torchrun and all its ranks would share one core.
 mpirun --host "$hosts" --map-by ppr:1:node --bind-to none --tag-output \
-  "$PWD/schedulers/node.sh" 0 "${#nodes[@]}" "${nodes[0]}" "$$" "$@"
+  "$PWD/slurm/schedulers/node.sh" 0 "${#nodes[@]}" "${nodes[0]}" "$$" "$@"

@@ -1,14 +1,14 @@
 #!/bin/bash -l
 # Starts torchrun on one node, in a login shell, which knows the command module; the job files of
 # this folder run it on each of theirs:
-#   schedulers/node.sh TIME NODES HEAD_NODE JOB SCRIPT [ARGUMENTS]
+#   slurm/schedulers/node.sh TIME NODES HEAD_NODE JOB SCRIPT [ARGUMENTS]
 # After TIME, such as 55m (0: never), torchrun gets SIGTERM, so that preemptible.py saves and stops.
 # The exit status is 0 only if the training is complete.
 
 set -e
 time=$1 nodes=$2 head_node=$3 job=$4
 shift 4
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 source .venv/bin/activate  # or what your cluster uses, such as: module load pytorch
 
 export OMP_NUM_THREADS=1  # the value that torchrun would set, with a warning

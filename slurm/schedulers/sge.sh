@@ -1,5 +1,5 @@
 #!/bin/bash
-# Grid Engine. Submit it from the top folder of this repository: qsub schedulers/sge.sh
+# Grid Engine. Submit it from the top folder of this repository: qsub slurm/schedulers/sge.sh
 # Your site names the GPUs and the parallel environment (one slot per node, with control_slaves).
 #$ -S /bin/bash
 #$ -N preemptible
@@ -13,7 +13,7 @@
 pids=()
 read -r head_node _ < "$PE_HOSTFILE"
 while read -r node _; do
-  qrsh -inherit "$node" "$PWD/schedulers/node.sh" 55m "$NHOSTS" "$head_node" "$JOB_ID" \
+  qrsh -inherit "$node" "$PWD/slurm/schedulers/node.sh" 55m "$NHOSTS" "$head_node" "$JOB_ID" \
     preemptible.py 50 10 < /dev/null &
   pids+=($!)
 done < "$PE_HOSTFILE"
