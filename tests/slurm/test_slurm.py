@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -63,6 +64,17 @@ def nothing_is_left(shell):
     assert state_of_machine(folder) == before
 
 
+def refuses_users():
+    """Whether ordinary users may make no namespaces here, as on Ubuntu 24.04."""
+    command = [*AS_USER, "unshare", "--user", "true"]
+    return bool(shutil.which("unshare")) and subprocess.run(command, check=False).returncode != 0
+
+
+AS_USER = ["setpriv", "--reuid=1234", "--regid=1234", "--clear-groups"] if os.getuid() == 0 else []
+SETTING = "kernel.apparmor_restrict_unprivileged_userns=0"
+needs_namespaces = pytest.mark.skipif(refuses_users(), reason=f"needs sudo sysctl -w {SETTING}")
+
+
 def as_user(folder):
     """Returns a command prefix that makes root an ordinary user, who finds the tool in `folder`."""
     folder = folder / "for-all"
@@ -72,10 +84,10 @@ def as_user(folder):
         if Path(tempfile.gettempdir()) not in parent.parents:
             break  # only pytest's own folders are ours to open
         parent.chmod(parent.stat().st_mode | 0o055)
-    user = "setpriv --reuid=1234 --regid=1234 --clear-groups" if os.getuid() == 0 else ""
-    return f"cd {folder} && {user} env HOME=/tmp"
+    return f"cd {folder} && {' '.join(AS_USER)} env HOME=/tmp"
 
 
+@needs_namespaces
 def test_up_and_gone(shell, nothing_is_left):
     """Two clusters at once, one of an ordinary user, do not disturb each other."""
     command = "./pocket-cluster -n 2 sh -c 'srun -N2 hostname; exit 7'"
@@ -97,6 +109,7 @@ def test_stopped_in_the_middle(shell, nothing_is_left, victim):
     assert job.wait() != 0
 
 
+@needs_namespaces
 def test_job_files(cluster, shell):
     """Each trains as the same stage does by hand, with global batches of 64 in all of them.
 
