@@ -38,7 +38,6 @@ docs: .venv/dev  ## refresh the diffs in README and the pages, check them, and b
 	cp packages/rankcheck/src/rankcheck/watch/watch.* docs/assets
 	cog -r -P --verbosity=1 $(COG)
 	python -m tools.pages.next_links
-	python -m tools.pages.minimap
 	python -m tools.pages.check_docs
 	PYTHONPATH=. zensical build --strict --clean
 

@@ -6,7 +6,7 @@ import statistics
 import pytest
 from helpers import LONG, MEASURE_MEMORY, first, patch, read_script
 
-from bench.pages.overlap import FORMS, source
+from bench.overlap import FORMS, source
 from tools.launch.snapshots import load, max_abs_diff
 from tools.steps import ROOT
 
@@ -189,8 +189,8 @@ def test_refused_models(shell, script, member, message):
 
 
 def test_when_the_all_reduces_run(shell):
-    """After backward(), or while it goes on; bench/pages/overlap.py measures what that gains."""
-    output = shell.ranks("bench/pages/overlap.py 2 1", 2).succeeds()
+    """After backward(), or while it goes on; bench/overlap.py measures what that gains."""
+    output = shell.ranks("bench/overlap.py 2 1", 2).succeeds()
     found = re.findall(r"(.+): \d+ ms .* of (\d+) all-reduces, (\d+) begin in backward", output)
     assert [form for form, _, _ in found] == FORMS
     assert [int(count) for _, count, _ in found] == [16, 16, 2]

@@ -64,7 +64,7 @@ TESTS = [
     "pytest -m long and not nightly",
 ]
 RUN = [*LINT, *TESTS]
-PAGES = [f"python -m tools.pages.{name}" for name in ("next_links", "minimap", "check_docs")]
+PAGES = [f"python -m tools.pages.{name}" for name in ("next_links", "check_docs")]
 SITE = [*PAGES, "zensical build --strict --clean"]
 CALLS = {"ci": RUN, "docs": SITE, "container": ["python -m tools.chain.run"]}
 

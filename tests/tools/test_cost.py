@@ -1,15 +1,12 @@
-"""The formulas of speed, in tools/formulas, against simulations, known and published values."""
+"""The formulas of speed, in tools/formulas, against simulations and known values."""
 
 import math
 import re
-import statistics
 import sys
 from urllib.parse import parse_qsl
 
 import pytest
-from helpers import snippet
 
-from bench.pages import published
 from tools.formulas import calculator, scaling
 from tools.steps import ROOT
 
@@ -121,15 +118,3 @@ def test_pipeline_bubble():
     way = calculator.Way("", 4, pp=4)
     seconds = [calculator.step_of(way, hardware, model, 4, 1, m)[1] for m in (1, 2, 8)]
     assert seconds == pytest.approx([seconds[0] * (m + 3) / 4 for m in (1, 2, 8)])
-
-
-def test_published_speeds(capsys):
-    """H100's utilizations are those of published runs; docs/large_clusters.md shows others."""
-    groups = published.compare()
-    utilizations = {False: scaling.H100.utilization, True: scaling.H100.recompute_utilization}
-    for recompute, utilization in utilizations.items():
-        _, achieved = zip(*groups["8 to 64 GPUs", recompute], strict=True)
-        assert round(statistics.median(achieved), 2) == utilization
-    published.report()
-    lines = snippet("large_clusters.md", "torchtitan's", "text").splitlines()
-    assert set(lines) - {"\N{HORIZONTAL ELLIPSIS}"} <= set(capsys.readouterr().out.splitlines())

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from bench.pages import memory_peaks
+from bench import memory_peaks
 from gpt.pretrain import GPT
 from tools.formulas import memory
 

@@ -220,10 +220,9 @@ COMMANDS = [
     ("python -m tools.chain.run --help", "usage: run.py"),
     ("python -m tools.judge.faults 1", "class Trainer:"),
     ("python -m tools.formulas.scaling", "best interval"),
-    # What pages quote of measurements, each once; which figures come out depends on the machine.
-    pytest.param(
-        "python -m bench.pages --rounds 1", "\n4 x 1, 20 Mbit/s  ", marks=[NIGHTLY, needs_slurm]
-    ),
+    # Which figures come out depends on the machine.
+    pytest.param("python -m bench.overlap", "buckets: ", marks=[NIGHTLY, needs_slurm]),
+    pytest.param("python -m bench.memory_peaks", "predicted", marks=NIGHTLY),
     pytest.param(
         "make bench BENCH_ARGS='--rounds 1 --epochs 1'", "x raw DDP", marks=pytest.mark.long
     ),

@@ -3,7 +3,7 @@
     step = computation + all-reduce - what of it hides behind the computation
     all-reduce = buckets x hops x latency + 2 (N - 1) / N x bytes / bandwidth
 
-bench/pages/cost.py fits this formula to one machine. Models of large clusters are sharded: there,
+docs/cost.md fits this formula to one machine. Models of large clusters are sharded: there,
 it counts all-gathers and reduce-scatters too.
 Times are in seconds, sizes in bytes, bandwidths in bytes per second.
 """
@@ -47,7 +47,7 @@ class Hardware(NamedTuple):
 
 
 # FLOP/s, NVLink: NVIDIA's H100 data sheet, SXM, without sparsity; its 900 GB/s are both directions.
-# Utilization: medians of llm-foundry's runs on up to 64 GPUs (bench/pages/published.py), rounded.
+# Utilization: medians of llm-foundry's runs on up to 64 GPUs (docs/large_clusters.md), rounded.
 # Network: 8 links of 400 Gbit/s, NVIDIA's DGX H100 data sheet.
 # Latencies: those of NCCL's own model (tuning.cc), of its protocol LL128.
 H100 = Hardware(

@@ -7,6 +7,7 @@ Linux only, since it reads /proc; in float32, as all files of gpt/ train on a CP
 
 import ctypes
 import importlib
+import os
 import re
 import sys
 import tempfile
@@ -110,14 +111,14 @@ def run(name, ranks, options, shape):
             write_tokens(Path(folder))
             data = f"--data {folder}"
         output = output_of(
-            f"torchrun --standalone --nproc_per_node={ranks} -m bench.pages.memory_peaks"
+            f"torchrun --standalone --nproc_per_node={ranks} -m bench.memory_peaks"
             f" {name} {n_layer} {n_embd} {options} {data}"
             f" --batch_size {batch_size} --val_tokens {VAL_CHUNKS * CONTEXT}"
         )
     return parts["peak"], max(map(int, re.findall(r"peak: (\d+) bytes", output)))
 
 
-def report(rounds=None):
+def report():
     print(f"{'MB per rank':<50}{'ranks':>6}{'predicted':>11}{'measured':>10}{'ratio':>7}")
     for name, ranks, options, shape in RUNS:
         predicted, measured = run(name, ranks, options, shape)
@@ -125,5 +126,9 @@ def report(rounds=None):
         print(f"{name + '.py ' + options:<50}{ranks:>6}{sizes}", flush=True)
 
 
-if __name__ == "__main__":  # a rank, which `run` has started
-    measure(*sys.argv[1:])
+if __name__ == "__main__":
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if "RANK" in os.environ:  # `run` has started it
+        measure(*sys.argv[1:])
+    else:
+        report()

@@ -4,6 +4,7 @@ In backward(), each block of the model pauses instead of computing, because node
 machine's cores would compete for them.
 """
 
+import os
 import re
 import statistics
 import sys
@@ -69,7 +70,7 @@ def measure(form, blocks, steps):
 
 def report(rounds=9):
     cluster = "slurm/pocket-cluster -n 2 -g 1 -b 100mbit srun -N 2 --gpus-per-node=1"
-    ranks = f"slurm/torchrun_script.sh -m bench.pages.overlap 6 {rounds}"
+    ranks = f"slurm/torchrun_script.sh -m bench.overlap 6 {rounds}"
     print(output_of(f"{cluster} {ranks}"), end="")
 
 
@@ -89,4 +90,8 @@ def measure_forms(blocks, steps):
 
 
 if __name__ == "__main__":
-    measure_forms(*map(int, sys.argv[1:]))
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if "RANK" in os.environ:  # report() has started it
+        measure_forms(*map(int, sys.argv[1:]))
+    else:
+        report()
