@@ -56,6 +56,16 @@ def module(script):
     return importlib.import_module(script.removesuffix(".py").replace("/", "."))
 
 
+class Lazy:
+    """Stands for a module, and imports it when something in it is used."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def __getattr__(self, attribute):
+        return getattr(importlib.import_module(self.name), attribute)
+
+
 def edit(path, old, new):
     """Replaces text in a file, which must have it."""
     text = path.read_text()

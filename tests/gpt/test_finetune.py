@@ -8,12 +8,10 @@ import shutil
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import AOT_EAGER, LIMIT_MEMORY, PLAIN_SGD, SIGNAL, first, patch, snippet
+from helpers import AOT_EAGER, LIMIT_MEMORY, PLAIN_SGD, SIGNAL, Lazy, first, patch, snippet
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import cross_entropy
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 
-from gpt import finetune, finetune_chat, frozen_layers
 from tools.launch.snapshots import (
     CHAT_TEMPLATE,
     CONFIG,
@@ -24,6 +22,10 @@ from tools.launch.snapshots import (
     write_text,
 )
 
+# These import transformers, which takes seconds.
+finetune, finetune_chat, frozen_layers = map(
+    Lazy, ("gpt.finetune", "gpt.finetune_chat", "gpt.frozen_layers")
+)
 BATCH_SIZE, STEPS, CONTEXT = 12, 15, 8
 
 
@@ -76,7 +78,9 @@ def test_finetuned(shell, kind, changes):
     job.fails("saved by a model of model.config.num_hidden_layers=2, ", "num_hidden_layers=1, ")
 
     def weights(name):
-        return AutoModelForCausalLM.from_pretrained(shell.folder / name, dtype=torch.float32)
+        return finetune.AutoModelForCausalLM.from_pretrained(
+            shell.folder / name, dtype=torch.float32
+        )
 
     start_weights, one, several = map(weights, ("model", "one_exported", "several_exported"))
     assert max_abs_diff(one.parameters(), several.parameters()) < 5e-5
@@ -93,7 +97,7 @@ ANSWER = {"role": "assistant", "content": "a\u2028b\x85c"}  # which str.splitlin
 def read_chats(folder, template, *messages, context=60):
     """Returns the dataset of a file with a byte order mark, and twice a chat and a blank line."""
     make_model(folder / "model", "Llama")
-    tokenizer = AutoTokenizer.from_pretrained(folder / "model", chat_template=template)
+    tokenizer = finetune.AutoTokenizer.from_pretrained(folder / "model", chat_template=template)
     tokenizer.add_special_tokens({"eos_token": "<end>"})
     chat = json.dumps({"messages": messages, "tools": [{}]}, ensure_ascii=False)
     chat = chat.replace("\ud83d", r"\ud83d")  # half of a pair, which UTF-8 does not have
@@ -185,8 +189,8 @@ def test_finetuned_chats(shell):
         assert torch.equal(weight, one[name]) == frozen
     losses = [load_gpt(shell.folder / name)["loss"] for name in ("one", "several")]
     assert losses[0] == pytest.approx(losses[1], rel=1e-12)
-    model = AutoModelForCausalLM.from_pretrained(shell.folder / "one_exported")
-    tokenizer = AutoTokenizer.from_pretrained(shell.folder / "model")
+    model = finetune.AutoModelForCausalLM.from_pretrained(shell.folder / "one_exported")
+    tokenizer = finetune.AutoTokenizer.from_pretrained(shell.folder / "model")
     chats = [*finetune_chat.ChatDataset(shell.folder / "chats", 40, tokenizer)]
     inputs, targets = map(torch.stack, zip(*chats[-BATCH_SIZE:], strict=True))
     loss = cross_entropy(model(inputs).logits.flatten(0, 1), targets.flatten())  # of each token
@@ -328,7 +332,7 @@ def test_refused_files(tmp_path, monkeypatch, capfd):
 def test_text(tmp_path):
     """All of it becomes tokens, but for a byte order mark."""
     make_model(tmp_path / "model", "Llama")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    tokenizer = finetune.AutoTokenizer.from_pretrained(tmp_path / "model")
     (tmp_path / "text").write_text("\xf6\r\n", encoding="utf-8-sig", newline="")
     inputs, targets = finetune.TextDataset(tmp_path / "text", 3, tokenizer)[0]
     assert [*inputs, targets[-1]] == tokenizer("\xf6\r\n").input_ids
@@ -336,6 +340,8 @@ def test_text(tmp_path):
 
 def test_exported(tmp_path, monkeypatch):
     """In the model's own type, in files of limited size, and with the tokens that end a text."""
+    from transformers import GenerationConfig, PreTrainedModel
+
     make_model(tmp_path / "model", "Qwen3", tie_word_embeddings=True)
     GenerationConfig(eos_token_id=[7, 9]).save_pretrained(tmp_path / "model")
     save_pretrained = PreTrainedModel.save_pretrained
@@ -349,7 +355,7 @@ def test_exported(tmp_path, monkeypatch):
     edit_weight(tmp_path / "model", old, torch.ones(4))
     run_here(tmp_path, monkeypatch)
     assert len(list((tmp_path / "finetuned").glob("model-*.safetensors"))) > 2
-    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "finetuned")
+    exported = finetune.AutoModelForCausalLM.from_pretrained(tmp_path / "finetuned")
     assert exported.generation_config.eos_token_id == [7, 9]
     trained = load_gpt(tmp_path / "s")["model"]
     assert trained.keys() == exported.state_dict().keys()

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from gpt_helpers import SMALL, prepare, save_tokenizer, start
-from helpers import LONG, SIGNAL, first, gpt_config
+from helpers import LONG, SIGNAL, Lazy, first, gpt_config
 from jinja2 import TemplateError
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -20,10 +20,11 @@ from torch.distributed.tensor import parallel
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from gpt import documents, export, llama_tensor_parallel
+from gpt import documents, llama_tensor_parallel
 from gpt.llama import GPT, parse_args
 from tools.launch.snapshots import load_gpt, max_abs_diff, write_text
 
+export = Lazy("gpt.export")  # it imports transformers, which takes seconds
 END = 0  # the token that ends a document
 LLAMA = {"n_hidden": 128, "rope_theta": 1e4, "norm_eps": 1e-6, "tie_word_embeddings": False}
 LLAMA_3_2_1B = {  # its config.json on the hub, but for rope_scaling, which came after 8,192 tokens

@@ -6,10 +6,6 @@ import shlex
 import pytest
 import yaml
 from helpers import assert_trained
-from kubeflow_trainer_api.models.io_k8s_api_core_v1_persistent_volume_claim import (
-    IoK8sApiCoreV1PersistentVolumeClaim,
-)
-from kubeflow_trainer_api.models.trainer_v1alpha1_train_job import TrainerV1alpha1TrainJob
 from rankcheck.launch.jobs import free_port
 
 from tools.steps import ROOT
@@ -20,10 +16,13 @@ TRAINER = JOB["spec"]["trainer"]
 
 
 def test_fields_are_those_of_the_api():
+    from kubeflow_trainer_api.models import io_k8s_api_core_v1_persistent_volume_claim as claims
+    from kubeflow_trainer_api.models import trainer_v1alpha1_train_job as jobs
+
     assert (JOB["apiVersion"], JOB["kind"]) == ("trainer.kubeflow.org/v1alpha1", "TrainJob")
     for model, content in (
-        (IoK8sApiCoreV1PersistentVolumeClaim, CLAIM),
-        (TrainerV1alpha1TrainJob, JOB),
+        (claims.IoK8sApiCoreV1PersistentVolumeClaim, CLAIM),
+        (jobs.TrainerV1alpha1TrainJob, JOB),
     ):
         # The model checks types and required fields, but leaves out what it does not know.
         assert model.from_dict(content).to_dict() == content
