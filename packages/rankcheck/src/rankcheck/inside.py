@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from rankcheck import replay, witness
 from rankcheck.folder import Guard
+from rankcheck.pretend_gpus import frameworks, on_cpu
 from rankcheck.witness import details as witness_details
 from rankcheck.witness import files as witness_files
 from rankcheck.witness import order as witness_order
@@ -114,14 +115,11 @@ def install():
     global init_process_group
     seed()
     guard_writes()
+    frameworks.install()
     if os.environ["PRETEND_GPUS"] != "0":
-        from rankcheck.pretend_gpus import (
-            on_cpu as pretend_on_cpu,  # it replaces functions of torch's
-        )
-
-        pretend_on_cpu.install()
-        pretend_on_cpu.on_first_use.append(lambda number: witness.write(gpu=number))
-        state.details.append(lambda *step: describe_gpus(pretend_on_cpu).items())
+        on_cpu.install()
+        on_cpu.on_first_use.append(lambda number: witness.write(gpu=number))
+        state.details.append(lambda *step: describe_gpus(on_cpu).items())
     witness.install()
     witness_details.install()
     witness_files.install()

@@ -14,6 +14,7 @@ from rankcheck.witness import state
 from rankcheck.witness.batches import random_states
 
 batches = []  # that have come since the last step
+is_ahead = bool  # says whether the last of them is for the next step
 states = None  # of the random numbers when the last one came
 joined = None  # those to come, where they are taken
 
@@ -43,10 +44,11 @@ def weights():
 
 def describe(optimizer, parameters):
     """Says whether the step is random; before each, the batches of the last one are forgotten."""
+    used = batches[:-1] if is_ahead() else batches[:]
     if str(state.steps) == os.environ["AUDIT_KEEP"]:
-        kept = {"batches": batches, "weights": weights()}
+        kept = {"batches": used, "weights": weights()}
         witness.original["save"](kept, witness.folder() / f"{witness.get_rank()}.kept")
-    batches.clear()
+    del batches[: len(used)]
     return [("random", states is not None and has_drawn())]
 
 

@@ -45,10 +45,11 @@ def sources(script):
 
 def launcher(text):
     """Returns what starts a script: torchrun, unless it starts its ranks itself or is alone."""
-    starts_ranks = re.search(r"(?<!psutil\.)\b(spawn|start_processes|Process)\(", text)
+    starts_ranks = r"(?<!psutil\.)\b(spawn|start_processes|Process)\(|\bddp_(spawn|fork|notebook)"
     reads_rank = r"(\[|get\(|getenv\().((LOCAL_)?RANK|WORLD_SIZE).[],)]"
-    joins = rf"{reads_rank}|init_process_group|\b(Accelerator|Fabric)\("
-    if starts_ranks or not re.search(joins, text):
+    joins = rf"{reads_rank}|init_process_group|\b(Accelerator|Fabric)\(|TrainingArguments"
+    joins += r"|(?m:^\s*(import|from) +(pytorch_)?lightning\b)"
+    if re.search(starts_ranks, text) or not re.search(joins, text):
         return "python"
     return "torchrun"
 

@@ -8,6 +8,8 @@ from rankcheck.questions.facts import error, ok, one_line, unseen, warning
 
 def why_not(facts):
     """Returns what a script says that makes no step."""
+    if refused := facts.events("cannot_run"):
+        return refused[0]["cannot_run"]
     said = [f"{(f.event or {'place': ''})['place']}: {f.text}" for f in facts.failures[:1]]
     return "\n".join([*said, *facts.run.lines()[-12:]]) or "It printed nothing."
 
@@ -21,6 +23,8 @@ def too_early(facts):
 def end(facts):
     """Whether it ends, and how."""
     run = facts.run
+    if facts.events("ddp_for_fsdp"):
+        yield unseen("what FSDP does: the framework has it for GPUs only, so DDP takes its place")
     if run.hangs:
         hangs = one_line(run.hangs)
         yield unseen(hangs) if run.is_long else error("RC101", None, hangs)
@@ -30,7 +34,7 @@ def end(facts):
         yield failure(facts)
     else:
         yield ok("it ends, with status 0")
-        if run.stay_in_group():
+        if run.stay_in_group() and not facts.events("framework"):
             yield warning("RC105", None, "destroy_process_group is not called")
 
 

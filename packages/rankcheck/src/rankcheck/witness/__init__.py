@@ -102,6 +102,14 @@ def note_failure(subject, error):
         file.write(json.dumps([subject, f"{place}: {type(error).__name__}: {error}"]) + "\n")
 
 
+def is_of_handler(error):
+    """Whether an error comes from the script's handler of SIGTERM, which Python calls anywhere."""
+    handler = signal.getsignal(signal.SIGTERM)
+    called = handler if hasattr(handler, "__code__") else type(handler).__call__
+    code = getattr(called, "__code__", None)
+    return any(frame.f_code is code for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
 def held(subject, function):
     """Returns a function whose errors stay here: what asks about `subject` then is not asked."""
 
@@ -112,7 +120,8 @@ def held(subject, function):
             return function(*args, **options)
         except Exception as error:
             frame = traceback.extract_tb(error.__traceback__)[-1]
-            if frame.filename == signal_handling.__file__:  # the death of a data worker comes here
+            # The death of a data worker comes here.
+            if frame.filename == signal_handling.__file__ or is_of_handler(error):
                 raise
             note_failure(subject, error)
             return None

@@ -66,15 +66,29 @@ def pass_on(iterator, batch, asked):
 
 def note_batch(iterator, batch, asked):
     if batch is None:
-        iterator.begun = False  # persistent workers: the same iterator begins anew
-        return write(iterator=id(iterator), ended=True)
+        return note_end(iterator)
     if not getattr(iterator, "begun", False):
         iterator.begun, iterator.trains = True, False
         evaluates = not torch.is_grad_enabled()
         write(iterator=id(iterator), place=place(), evaluates=evaluates, **description(iterator))
     state.batch_of = iterator
     indices = [None if index is None else str(index) for index in asked]
-    return write(iterator=id(iterator), indices=indices, hashed=hashes(*witness.rows(batch)))
+    write(iterator=id(iterator), indices=indices, hashed=hashes(*witness.rows(batch)))
+    if iterator._num_yielded == length_of(iterator):  # Lightning then asks for no more
+        note_end(iterator)
+
+
+def note_end(iterator):
+    iterator.begun = False  # persistent workers: the same iterator begins anew
+    write(iterator=id(iterator), ended=True)
+
+
+def length_of(iterator):
+    """Returns how many batches an iterator yields, or None if that is unknown."""
+    try:
+        return len(iterator)
+    except TypeError:
+        return None
 
 
 def description(iterator):
