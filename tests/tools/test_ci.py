@@ -49,7 +49,10 @@ PARTS = {
     "path": ["pytest -n 0 -m path and nightly"],
     "long": ["pytest -m long and nightly --ignore tests/tools"],
     "tools": ["pytest -m long and nightly tests/tools"],
-    "rankcheck": ["python -m pytest -m long"],
+    "rankcheck": [
+        "python -m pytest -m long --ignore tests/test_launchers.py",
+        "python -m pytest -m long tests/test_launchers.py",
+    ],
     "kills": [f"{KILLS} --share 0.25 --seed N", f"{KILLS} elastic_ddp.py --pairs 200 --seed N"],
     "units": ["python -m tools.units"],
     "chaos": ["python -m tools.chain.chaos 20", "python -m tools.chain.chaos 20 --local-disks"],

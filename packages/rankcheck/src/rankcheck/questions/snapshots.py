@@ -183,14 +183,14 @@ def stop(facts, at):
     say = warning if facts.events("framework") else error  # whose own handler may hang
     if stopped.hangs:
         yield say("RC601", None, f"after SIGTERM: {one_line(stopped.hangs)}")
-    elif saved and "gloo/" in stopped.output:
-        text = "after SIGTERM, a rank stops, and another fails in a collective"
-        yield say("RC602", None, text)
     elif re.search(r"DataLoader worker.*(killed|exited)", stopped.output):
         text = "SIGTERM, which torchrun sends to data workers, too, ends them, and their rank"
         text += " fails before it saves: let worker_init_fn call os.setsid()"
         loader = next((event for event in stopped.events if "iterator" in event), None)
         yield error("RC603", loader, text)
+    elif saved and "gloo/" in stopped.output:
+        text = "after SIGTERM, a rank stops, and another fails in a collective"
+        yield say("RC602", None, text)
     elif saved and len(stopped.steps[0]) < total:
         yield ok(f"SIGTERM in step {at + 1}: it saves after {saved[-1]}, and ends")
     elif stopped.steps and len(stopped.steps[0]) == total:
