@@ -35,11 +35,11 @@ lint: .venv/dev  ## check the style
 	else echo 'shellcheck is missing and left out: sudo apt-get install shellcheck'; fi
 
 docs: .venv/dev  ## refresh the diffs in README and the pages, check them, and build the site into site/
-	cp packages/rankcheck/src/rankcheck/watch/watch.* docs/assets
 	cog -r -P --verbosity=1 $(COG)
 	python -m tools.pages.next_links
 	python -m tools.pages.check_docs
 	PYTHONPATH=. zensical build --strict --clean
+	cp packages/rankcheck/src/rankcheck/watch/watch.* site/assets
 
 # For people who change the series: see CONTRIBUTING.md.
 cascade: .venv/dev
