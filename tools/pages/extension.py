@@ -69,6 +69,7 @@ def format_rules():
     """Returns the chapters of rankcheck's rules, each of which can be linked to by its id."""
     text = "\n".join(path.read_text() for path in sorted(FOLDER.glob("[0-9]_*.md")))
     text = re.sub(r"^#", "##", text, flags=re.MULTILINE)
+    text = text.replace("```diff", "```udiff")  # the other name: diffs of the series are folded
     return re.sub(r"^(### (RC\d+): .*)", r"\1 { #\2 }", text, flags=re.MULTILINE)
 
 
