@@ -46,9 +46,9 @@ def read_script(name):
 
 
 def own_modules(folder):
-    """Writes modules of a reader's, of the names that those of the tools have, but for a "_"."""
-    for path in [ROOT / "tools", *(ROOT / "tools").rglob("_*.py")]:
-        (folder / f"{path.stem.strip('_')}.py").write_text("OWN = True")
+    """Writes modules of a reader's, of names that modules of the tools have."""
+    for name in ("tools", "probe"):
+        (folder / f"{name}.py").write_text("OWN = True")
 
 
 def module(script):
