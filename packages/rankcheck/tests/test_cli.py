@@ -58,6 +58,13 @@ def test_a_wrong_command_is_told_in_a_line(tmp_path):
         assert said in result.stderr and result.stderr.count("\n") == 1
 
 
+def test_elsewhere_than_on_linux():
+    code = "import sys; sys.platform = 'darwin'; from rankcheck import cli; cli.main()"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode and result.stderr.startswith("rankcheck needs Linux")
+    assert result.stderr.count("\n") == 1
+
+
 def test_help_needs_no_torch():
     code = "import sys; from rankcheck import cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
