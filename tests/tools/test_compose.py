@@ -113,8 +113,8 @@ def test_names(tmp_path, edit):
     first(
         1,
         [
-            ("gpt/async_save.py gpt/tensor_parallel.py", 8),
             ("preemptible.py recipes/tensorboard_logging.py", 20),
+            ("gpt/async_save.py gpt/tensor_parallel.py", 8),
         ],
     ),
 )
