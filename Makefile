@@ -39,6 +39,7 @@ docs: .venv/dev  ## refresh the diffs in README and the pages, check them, and b
 	python -m tools.pages.next_links
 	python -m tools.pages.check_docs
 	PYTHONPATH=. zensical build --strict --clean
+	mkdir -p site/assets
 	cp packages/rankcheck/src/rankcheck/watch/watch.* site/assets
 
 # For people who change the series: see CONTRIBUTING.md.
