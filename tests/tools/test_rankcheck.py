@@ -25,7 +25,7 @@ def test_the_package_knows_nothing_of_the_series():
     ours = {path.stem for path in ROOT.iterdir()} - {"packages"}
     for path in [*PACKAGE.glob("src/**/*.py"), *PACKAGE.glob("tests/*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
-            names = [node.module] if isinstance(node, ast.ImportFrom) else []
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             assert not {name.partition(".")[0] for name in names} & ours, path
 

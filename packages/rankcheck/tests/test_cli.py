@@ -14,13 +14,13 @@ import pytest
 
 import rankcheck
 from helpers import run_rankcheck
-from rankcheck import report
+from rankcheck import cli, report
 from rankcheck.progress import Progress
 from rankcheck.questions.facts import Finding
 
 # One process, four steps; at {rate} 0, its weights never change.
 SCRIPT = """
-import os, sys, time
+import os, shutil, sys, time
 import torch
 {more}
 model = torch.nn.Linear(3, 1)
@@ -59,7 +59,8 @@ def test_a_wrong_command_is_told_in_a_line(tmp_path):
 
 
 def test_elsewhere_than_on_linux():
-    code = "import sys; sys.platform = 'darwin'; from rankcheck import cli; cli.main()"
+    code = "import sys; sys.platform, sys.argv = 'darwin', ['rankcheck', 'train.py']"
+    code += "; from rankcheck import cli; cli.main()"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode and result.stderr.startswith("rankcheck needs Linux")
     assert result.stderr.count("\n") == 1
@@ -75,6 +76,8 @@ def test_a_module_finds_the_files_here_and_writes_into_a_copy(tmp_path):
     """It is started with -m, imports relatively, and is given arguments of its own."""
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "old.txt").write_text("old")
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "old.txt").write_text("old")
     (tmp_path / "log.txt").write_text("old")
     (tmp_path / "last.pt").write_text("a snapshot")
     more = """
@@ -83,8 +86,9 @@ assert NAME == "model" and sys.argv[1:] == ["epochs=2", "--lr", "1"]
 assert open("data/old.txt").read() == "old" and not os.path.exists("last.pt")
 for file in ("data/old.txt", "data/new.txt", "log.txt"):
     open(file, "a").write("new")
-os.remove("log.txt")
+os.remove(b"log.txt")
 assert open("data/old.txt").read() == "oldnew"
+shutil.rmtree("results")
 """
     write(tmp_path, more=more, name="package/sub/train.py")
     (tmp_path / "package" / "sub" / "model.py").write_text("NAME = 'model'")
@@ -95,6 +99,7 @@ assert open("data/old.txt").read() == "oldnew"
     assert result.stderr.startswith(f"{first} (--data last.pt")
     assert (tmp_path / "data" / "old.txt").read_text() == "old"
     assert (tmp_path / "log.txt").read_text() == "old"
+    assert (tmp_path / "results" / "old.txt").read_text() == "old"
     assert not (tmp_path / "data" / "new.txt").exists()
 
 
@@ -115,6 +120,7 @@ def test_what_is_ignored_and_what_fails(tmp_path):
     assert result.returncode == 0 and warning in result.stdout
     assert "python" in (tmp_path / "kept" / "runs.txt").read_text()
     assert (tmp_path / "kept" / "first" / "0.log").exists()
+    assert not (tmp_path / "kept" / "first" / "kept").exists()  # a link to itself
     result = run_rankcheck(*ONCE, "--fail-on", "warning", "train.py", folder=tmp_path)
     assert result.returncode == 1
     strict = (*ONCE, "--fail-on", "warning", "--ignore", "RC304")
@@ -143,6 +149,18 @@ def test_interrupted(tmp_path):
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 1 and "RC404 error" in output, output
     assert "not seen: the rest: SIGINT ended it in run 2" in output
+
+
+def test_interrupted_before_the_first_run(tmp_path, monkeypatch, capsys):
+    """While torch is imported, say: no traceback."""
+    write(tmp_path)
+    monkeypatch.setattr("sys.argv", ["rankcheck", str(tmp_path / "train.py")])
+    monkeypatch.setattr(signal, "signal", lambda signum, handler: None)  # pytest's stay
+    monkeypatch.setattr(cli, "examine", lambda args: cli.interrupt(signal.SIGINT, None))
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 3
+    assert capsys.readouterr().err == "rankcheck: SIGINT ended it before its first run\n"
 
 
 def test_from_python(tmp_path):

@@ -52,6 +52,8 @@ class Audit:
         self.start_time = time.time()
         self.shell = Shell(path, as_in_life=True)
         self.links, self.left_out = ([], []) if args.empty else folder.visible(args.root)
+        # Not what --keep has made here, which would hold a link to itself.
+        self.links = [link for link in self.links if not path.is_relative_to(link.resolve())]
         self.links += [path.absolute() for path in args.data]
         self.text = sources(args.script)
         self.launcher = args.launcher or launcher(self.text)

@@ -169,13 +169,13 @@ def watch(arguments):
 
 
 def main():
-    if not sys.platform.startswith("linux"):
-        sys.exit("rankcheck needs Linux, since it forks ranks and reads /proc: use a container")
     command, rest = sys.argv[1:2], sys.argv[2:]
     if command == ["explain"]:
         return explain(rest)
     if command == ["rules"]:
         return list_rules()
+    if not sys.platform.startswith("linux"):
+        sys.exit("rankcheck needs Linux, since it forks ranks and reads /proc: use a container")
     if command == ["watch"]:
         return watch(rest)
     args = parse_args()
@@ -187,6 +187,9 @@ def main():
     except rankcheck.CannotRunError as error:
         print(f"It could not be run:\n{textwrap.indent(str(error), '| ')}", file=sys.stderr)
         sys.exit(2)
+    except InterruptError as error:
+        print(f"rankcheck: {error} ended it before its first run", file=sys.stderr)
+        sys.exit(3)
     except OSError as error:  # of --keep
         make_parser().error(str(error))
     print(report.FORMATS[args.format](findings, args.script, args.verbose))

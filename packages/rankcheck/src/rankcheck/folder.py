@@ -11,7 +11,7 @@ import shutil
 import sys
 from pathlib import Path
 
-SNAPSHOTS = (".pt", ".pth", ".ckpt", ".safetensors", ".distcp", ".tar", ".pkl")
+SNAPSHOTS = (".pt", ".pth", ".pth.tar", ".ckpt", ".safetensors", ".distcp")
 MAX_LOOKED_AT = 2000  # files of a folder in which a snapshot is looked for
 REFUSAL = "rankcheck does not let it write over"
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -20,10 +20,10 @@ WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 def has_snapshots(path):
     """Whether this is a snapshot, or a folder with one: the first run must not begin with it."""
     if path.is_file():
-        return path.suffix in SNAPSHOTS
+        return path.name.endswith(SNAPSHOTS)
     for number, file in enumerate(path.rglob("*")):
-        if file.suffix in SNAPSHOTS or number == MAX_LOOKED_AT:
-            return file.suffix in SNAPSHOTS
+        if file.name.endswith(SNAPSHOTS) or number == MAX_LOOKED_AT:
+            return file.name.endswith(SNAPSHOTS)
     return False
 
 
@@ -103,11 +103,13 @@ class Guard:
             path, mode, flags = arguments
             if set(mode or "") & set("wxa+") or (not mode and flags & WRITES):
                 self.before_write(path, empty="w" in (mode or "") or bool(flags & os.O_TRUNC))
-        elif event in ("os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree"):
-            self.before_write(Path(arguments[0]).absolute().parent)
+        elif event == "shutil.rmtree":  # which refuses a link
+            self.before_write(arguments[0])
+        elif event in ("os.mkdir", "os.remove", "os.rmdir"):
+            self.before_write(os.path.dirname(os.path.abspath(arguments[0])))
         elif event == "os.rename":
             for path in arguments[:2]:
-                self.before_write(Path(path).absolute().parent)
+                self.before_write(os.path.dirname(os.path.abspath(path)))
 
     def install(self):
         sys.addaudithook(self.see)

@@ -1,6 +1,6 @@
 """Lets a script that is written for GPUs run on CPUs: where it says "cuda", it gets the CPU.
 
-Packages, torch among them, are told the truth. `_pretend_tensor.py` is stricter, and for the
+Packages, torch among them, are told the truth. `tensor.py` is stricter, and for the
 scripts of this series: half of others' stop there, such as in `device_ids` of DDP, or an LSTM.
 """
 

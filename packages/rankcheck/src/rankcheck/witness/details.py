@@ -1,4 +1,4 @@
-"""Notes what tools/audit asks of steps beside _witness.py: gradients, losses, waits, evaluations.
+"""Notes what is asked of steps, too: gradients, losses, waits, evaluations.
 
 Of a gradient, its product with a fixed vector is kept: that of a mean is the mean of the products.
 """
