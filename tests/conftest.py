@@ -49,11 +49,9 @@ def cluster(shell):
 @pytest.fixture
 def copy(tmp_path):
     """A repository of its own with the chain, its tools and what quotes it committed."""
-    for file in ("docs/assets/units.json", "tests/tools/mutations.txt"):
-        (tmp_path / file).parent.mkdir(parents=True)
-        shutil.copy(ROOT / file, tmp_path / file)
-    edits = ("tests/tools/judge", "tests/tools/compose")
-    for folder in ("tools", "slurm", "recipes", "by_hand", "gpt", "ports", *edits):
+    (tmp_path / "docs" / "assets").mkdir(parents=True)
+    shutil.copy(ROOT / "docs" / "assets" / "units.json", tmp_path / "docs" / "assets")
+    for folder in ("tools", "slurm", "recipes", "by_hand", "gpt", "ports"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     for name in {step.base for step in steps.STEPS} | {step.file for step in steps.STEPS}:
         shutil.copy(ROOT / name, tmp_path)

@@ -53,7 +53,7 @@ def test_what_is_wrong_is_named(tmp_path):
 WRONG = {  # an edit of a file, and what `make docs` then says
     "mkdocs.yml": ("- recipes/fsdp.md\n", "\n", "mkdocs.yml or in docs/, not in both: recipes/fs"),
     "multinode.py": ("\nimport", "\n<<<<<<<", "multinode.py:11: invalid syntax; is a conflict"),
-    "tools/judge/faults.diff": ("(epoch)", "()", "set_epoch is missing: not once in multigpu.py"),
+    "tools/edits/faults.diff": ("(epoch)", "()", "set_epoch is missing: not once in multigpu.py"),
     "tools/steps.py": ("s/fsdp", "s/clip", "write docs/recipes/clip.md, the page of recipes/cl"),
 }
 

@@ -4,13 +4,11 @@ import itertools
 import re
 import shlex
 import sys
-from pathlib import Path
 
 import pytest
 from helpers import LONG, SIGNAL, curves, edit, first, patch, run
 
 from tools.compose.compose import compose, read_old
-from tools.judge.faults import read_faults
 from tools.launch.snapshots import load_gpt, max_abs_diff
 from tools.steps import ROOT, STAGES
 
@@ -86,25 +84,6 @@ def test_conflict(tmp_path, base):
     assert "\n".join(lines[before + 1 : separator]) in (ROOT / "multinode.py").read_text()
     recipe = (ROOT / "recipes" / "mixed_precision.py").read_text()
     assert "\n".join(lines[separator + 1 : end]) in recipe
-
-
-# A reader's edits of a file, with a problem that another file then has, if there is one.
-NAMES = Path(__file__).with_name("compose") / "names.diff"
-
-
-@pytest.mark.parametrize("edit", read_faults(NAMES), ids=lambda edit: edit.what or "none")
-def test_names(tmp_path, edit):
-    """What is no conflict of lines, but one of names or places, is told in a line each."""
-    problem, base, part = edit[:3]
-    own = tmp_path / "own.py"
-    own.write_text(edit.source())
-    result = compose_in(tmp_path, f"{own} {part} --base {base}.py -o {{folder}}/out.py")
-    if problem:
-        assert result.returncode == 1
-        assert problem.format(own=own) in result.stderr
-        assert all(line.startswith(f"{tmp_path}/out.py") for line in result.stderr.splitlines())
-    else:
-        assert (result.returncode, result.stderr) == (0, "")
 
 
 @pytest.mark.long

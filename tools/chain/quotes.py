@@ -1,6 +1,6 @@
 """What quotes lines of the series' files: `make cascade` has it follow an edit of these lines.
 
-`make docs` names what is stale in faults.diff, resolutions.txt, mutations.txt and exercises.txt.
+`make docs` names what is stale in tools/edits/, resolutions.txt and exercises.txt.
 """
 
 import functools
@@ -8,8 +8,8 @@ import operator
 import re
 from difflib import SequenceMatcher
 
+from tools import edits
 from tools.compose import compose, resolutions
-from tools.judge import faults
 from tools.steps import ALL, PORTS, ROOT
 from tools.units.stored import digests, load, write
 from tools.units.stored import split as split_digests
@@ -33,7 +33,7 @@ def lines_outside(pattern, text):
 
 
 @functools.cache
-def edits(file):
+def edits_of(file):
     """Returns the old and the new lines of each uncommitted edit of a file, none of a new one.
 
     As many new as old ones count one by one; an insertion is known by the lines around it.
@@ -51,6 +51,15 @@ def edits(file):
     return found
 
 
+def quotable(lines):
+    """Returns what a page may quote of lines: each, and the parts of its texts between {}."""
+    quoted = {line.strip() for line in lines}
+    for line in lines:
+        for text in re.findall(r'"([^"]*)"', line):
+            quoted.update(part.strip() for part in re.split(r"{[^}]*}", text))
+    return {text for text in quoted if len(text) >= MIN_LENGTH}
+
+
 def signed(sign, lines):
     return [sign + line for line in lines]
 
@@ -62,7 +71,7 @@ def signed_digests(sign, lines):
 
 def follow(lines, file, quote=list):
     """Returns quoted lines of a file with its edits; `quote` is how lines are quoted there."""
-    for edit in edits(file):
+    for edit in edits_of(file):
         old, new = map(quote, edit)
         i = 0
         while old and i + len(old) <= len(lines):
@@ -74,20 +83,18 @@ def follow(lines, file, quote=list):
     return lines
 
 
-def problem_of_fault(text):
-    try:
-        faults.parse(text).source()
-    except ValueError as error:
-        return str(error)
+def problem_of_edit(text):
+    return edits.parse(text).problem()
 
 
-def carry_into_fault(text):
-    file = f"{faults.parse(text).stage}.py"
+def carry_into_edit(text):
     lines = text.split("\n")
-    for sign in "-+":
-        lines = follow(lines, file, functools.partial(signed, sign))
+    for path in edits.parse(text).files():
+        for sign in " -+":
+            quote = functools.partial(signed, sign)
+            lines = follow(lines, str(path.relative_to(ROOT)), quote)
     carried = "\n".join(lines)
-    return text if problem_of_fault(carried) else carried
+    return text if problem_of_edit(carried) else carried
 
 
 def problem_of_resolution(text):
@@ -104,20 +111,6 @@ def carry_into_resolution(text):
     carried = "\n".join(lines)
     written = ([known.lines for known in resolutions.parse(each)] for each in (text, carried))
     return text if operator.eq(*written) else carried  # one that an edit leaves is to be read
-
-
-def mutated_files(folder, patterns):
-    """Yields the files that the patterns name; one with a * names only files that are steps."""
-    steps = {folder / file for file in FILES}
-    for pattern in patterns.split():
-        yield from (path for path in folder.glob(pattern) if "*" not in pattern or path in steps)
-
-
-def problem_of_mutation(text):
-    patterns, old, *_ = text.split(" | ")
-    for path in mutated_files(ROOT, patterns):
-        if path.read_text().count(old) != 1:
-            return f"{old!r} is not once in {path.relative_to(ROOT)}"
 
 
 def problem_of_exercises(text):
@@ -140,16 +133,13 @@ def carry_into_answers():
 
 
 split = functools.partial(re.split, flags=re.MULTILINE)
-DIFFS = [
-    faults.PATH,
-    *(ROOT / f"tests/tools/judge/{name}.diff" for name in ("messages", "accepted")),
-    ROOT / "tests/tools/compose/names.diff",
-]
 QUOTES = [  # a file, what each of its parts begins with, and how one is checked and carried
-    *((path, r"^(?=# )", problem_of_fault, carry_into_fault) for path in DIFFS),
+    *(
+        (path, r"^(?=what: )", problem_of_edit, carry_into_edit)
+        for path in sorted(edits.FOLDER.glob("*.diff"))
+    ),
     (resolutions.PATH, r"(?<=\n\n)(?=<<<<<<< )", problem_of_resolution, carry_into_resolution),
     (ROOT / "tools/learn/exercises.txt", r"(?<=\n\n)", problem_of_exercises, str),
-    (ROOT / "tests/tools/mutations.txt", r"(?<=\n)(?=.)", problem_of_mutation, str),
 ]
 
 
@@ -173,9 +163,9 @@ def carry():
     resolutions.read.cache_clear()
     compose.meet.cache_clear()
     yield from stale()
-    gone = {line.strip() for file in FILES for old, _ in edits(file) for line in old}
-    gone -= {line.strip() for file in FILES for line in (ROOT / file).read_text().splitlines()}
-    gone = [line for line in gone if len(line) >= MIN_LENGTH]
+    before = {line for file in FILES for old, _ in edits_of(file) for line in old}
+    now = {line for file in FILES for line in (ROOT / file).read_text().splitlines()}
+    gone = quotable(before) - quotable(now)
     for name in compose.git("ls-files", *SEARCHED).split():
         for number, line in lines_outside(FILLED, (ROOT / name).read_text()):
             if name not in FILES and any(text in line for text in gone):

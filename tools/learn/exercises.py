@@ -10,7 +10,7 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.judge.faults import FAULTS
+from tools.edits import read
 from tools.judge.stages import STAGES
 from tools.steps import ALL, ROOT
 from tools.units.cut import Cut
@@ -104,16 +104,16 @@ class FileExercise(Exercise):
 
 
 class Repair(FileExercise):
-    """A fault of tools/judge/faults.diff."""
+    """A fault of tools/edits/faults.diff."""
 
     @property
     def fault(self):
-        return next(f for f in FAULTS if (f.stage, f.what) == (self.stage, self.name))
+        return next(f for f in read("faults") if (f.stage, f.what) == (self.stage, self.name))
 
     @property
     def check(self):
         """Returns the first check that fails on it and that needs no launcher, which takes long."""
-        return next(check for check in self.fault.fails.split() if check != "restart")
+        return next(check for check in self.fault.expected.split() if check != "restart")
 
     @property
     def task(self):

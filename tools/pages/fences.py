@@ -16,7 +16,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from tools.judge.faults import FAULTS
+from tools.edits import read
 from tools.steps import (
     ALL,
     GPT,
@@ -216,7 +216,7 @@ def essential(file, *texts):
 @named
 def faulty(number):
     """Prints the functions of a faulty script that its edits have changed, for docs/faults.md."""
-    fault = FAULTS[number - 1]
+    fault = read("faults")[number - 1]
     before = units(f"{fault.stage}.py")
     changed = [
         textwrap.dedent("\n".join(lines)).strip("\n")

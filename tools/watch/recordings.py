@@ -2,7 +2,7 @@
 
 import re
 
-from tools.judge.faults import FAULTS
+from tools.edits import read
 from tools.steps import ROOT
 
 RECORDINGS = ROOT / "docs" / "assets" / "recordings.json"
@@ -11,4 +11,4 @@ RECORDINGS = ROOT / "docs" / "assets" / "recordings.json"
 def recorded_source(file):
     """Returns the script of a recording, such as `multinode.py` or `fault 2: multigpu.py`."""
     fault = re.match(r"fault (\d+)", file)
-    return FAULTS[int(fault[1]) - 1].source() if fault else (ROOT / file).read_text()
+    return read("faults")[int(fault[1]) - 1].source() if fault else (ROOT / file).read_text()
