@@ -50,10 +50,10 @@ recipe: .venv/dev
 	python -m tools.chain.recipe $(NAME) $(BASE)
 
 chaos: .venv/run  ## inject faults into a training on three nodes: make chaos FAULTS=20 SEED=1
-	python -m tools.chain.chaos $(FAULTS) $(if $(SEED),--seed $(SEED)) $(if $(filter local,$(DISKS)),--local-disks)
+	python -m tests.faults.chaos $(FAULTS) $(if $(SEED),--seed $(SEED)) $(if $(filter local,$(DISKS)),--local-disks)
 
 bench: .venv/run $(if $(PEERS),.venv/peers)  ## compare the speed of the stages with raw DDP; PEERS=1: also with Accelerate and Fabric
-	torchrun --standalone --nproc_per_node=2 -m bench.epoch_time $(if $(PEERS),--peers) $(BENCH_ARGS)
+	$(if $(PEERS),.venv/peers/bin/)torchrun --standalone --nproc_per_node=2 -m bench.epoch_time $(if $(PEERS),--peers) $(BENCH_ARGS)
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -74,11 +74,14 @@ bench: .venv/run $(if $(PEERS),.venv/peers)  ## compare the speed of the stages 
 	python -m pip install --disable-pip-version-check -r requirements/dev.txt -c constraints.txt
 	@touch $@
 
-.venv/peers: requirements/peers.txt | .venv/run
-	python -m pip install --disable-pip-version-check -r requirements/peers.txt
+# Two environments of their own, whose packages want others than are pinned: what the bench compares
+# with, on the same torch, and the schema of slurm/aws-cluster.yaml.
+.venv/peers: requirements/peers.txt requirements.txt constraints.txt | .venv/bin/python
+	python -m venv $@
+	grep ^torch== constraints.txt > $@/torch
+	$@/bin/python -m pip install --disable-pip-version-check -r requirements/peers.txt -c $@/torch
 	@touch $@
 
-# Apart from the rest, since it is large and wants older packages: the schema of slurm/aws-cluster.yaml.
 .venv/aws: requirements/aws.txt | .venv/bin/python
 	python -m venv $@
 	$@/bin/python -m pip install --disable-pip-version-check -r requirements/aws.txt

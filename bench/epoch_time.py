@@ -136,7 +136,7 @@ def main():
         parser.error("rounds must be 1 or more")
     missing = [name for name in PEERS if args.peers and not importlib.util.find_spec(name)]
     if missing:
-        parser.error(f"there is no {' nor '.join(missing)}: make .venv/peers installs it")
+        parser.error(f"there is no {' nor '.join(missing)}: type make bench PEERS=1")
 
     def sleep(module, inputs):
         if type(module).__name__ == "ToyModel":

@@ -21,7 +21,7 @@ from helpers import (
 
 from tools.launch.snapshots import load_gpt
 
-# Of the others, tools/chain/every_kill.py and the judge prove the ways to stop and resume.
+# Of the others, tests/faults/every_kill.py and the judge prove the ways to stop and resume.
 WITH_SNAPSHOTS_OF_THEIR_OWN = ["gpt/gpt.py", *long("gpt/local_sgd.py", "gpt/dcp.py")]
 # Tells whether a snapshot's weights are still in its file when the model takes them.
 PRINT_MAPPED = """

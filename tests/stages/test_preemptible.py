@@ -202,7 +202,7 @@ def test_resumed_by_each_stage(shell):
         torch.set_default_dtype(torch.float32)
 
 
-# elastic_ddp.py: every sample counts once. Nodes come and go in tools/chain/chaos.py.
+# elastic_ddp.py: every sample counts once. Nodes come and go in tests/faults/chaos.py.
 
 ELASTIC_STEPS = 32  # per epoch: global batches of 64 of 2048 samples
 

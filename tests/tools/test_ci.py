@@ -1,10 +1,12 @@
-"""The shell lines of the workflows and the container run, beside stubs of what takes long."""
+"""The shell lines of the workflows and the container run, beside stubs of what takes long.
+
+Stubs cannot see the runner: what it refuses, lacks or has in another version, only a push shows.
+"""
 
 import json
 import re
 import shutil
 import sys
-import time
 
 import pytest
 import yaml
@@ -43,33 +45,6 @@ JOBS += [
     for job in workflow["jobs"].values()
     for row in rows(job.get("strategy", {}).get("matrix", {}))
 ]
-# What a part of the night calls, and no other; the seed is the day's.
-KILLS = "python -m tools.chain.every_kill"
-PARTS = {
-    "path": ["pytest -n 0 -m path and nightly"],
-    "long": ["pytest -m long and nightly --ignore tests/tools"],
-    "tools": ["pytest -m long and nightly tests/tools"],
-    "rankcheck": [
-        "python -m pytest -m long --ignore tests/test_launchers.py",
-        "python -m pytest -m long tests/test_launchers.py",
-    ],
-    "kills": [f"{KILLS} --share 0.25 --seed N", f"{KILLS} elastic_ddp.py --pairs 200 --seed N"],
-    "units": ["python -m tools.units"],
-    "chaos": ["python -m tools.chain.chaos 20", "python -m tools.chain.chaos 20 --local-disks"],
-}
-NIGHT = [call for calls in PARTS.values() for call in calls]
-LINT = ["ruff check .", "ruff format --check ."]
-PACKAGE = ["python -m pytest"]
-TESTS = [
-    "pytest",
-    *PACKAGE,
-    "pytest -n 0 -m path and not nightly",
-    "pytest -m long and not nightly",
-]
-RUN = [*LINT, *TESTS]
-PAGES = [f"python -m tools.pages.{name}" for name in ("next_links", "check_docs")]
-SITE = [*PAGES, "zensical build --strict --clean"]
-CALLS = {"ci": RUN, "docs": SITE, "container": ["python -m tools.chain.run"]}
 
 
 @pytest.fixture
@@ -83,26 +58,23 @@ def stubs(tmp_path):
     return {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
 
 
-def calls_of(log):
-    ours = r"^((?:pytest|python -m (?:tools|pytest)|ruff|zensical).*?) *\|"
-    calls = re.findall(ours, log, re.MULTILINE)
-    return [re.sub(r"--seed \d+", "--seed N", call) for call in calls]
+def calls_of(folder, command, env):
+    """Returns a command's exit status, and what it calls to test, check or build."""
+    (folder / "log").unlink(missing_ok=True)
+    result = run(*command.split(), folder=folder / "copy", env=env)
+    ours = r"^((?:pytest|python -m (?:tools|tests|pytest)|ruff|zensical).*?) *\|"
+    return result.returncode, re.findall(ours, (folder / "log").read_text(), re.MULTILINE)
 
 
-COMMANDS = [(".ci/run", RUN), (".ci/nightly", NIGHT), ("make docs", SITE)]
-COMMANDS += [("make long", ["pytest -m long"])]
-
-
-@pytest.mark.parametrize("command, calls", COMMANDS)
-def test_failure_is_told(tmp_path, stubs, command, calls):
+@pytest.mark.parametrize("command", [".ci/run", ".ci/nightly", "make docs", "make long"])
+def test_failure_is_told(tmp_path, stubs, command):
     """If a call fails, so does the command; the others of the night come all the same."""
+    status, calls = calls_of(tmp_path, command, stubs)
+    assert status == 0 and calls
     for number, call in enumerate(calls):
-        (tmp_path / "log").unlink(missing_ok=True)
-        fails = call.replace("--seed N", f"--seed {time.strftime('%j')}")
-        result = run(*command.split(), folder=tmp_path / "copy", env=stubs | {"FAILS": fails})
-        assert result.returncode != 0, call
-        called = calls[: number + 1] if command != ".ci/nightly" else calls
-        assert calls_of((tmp_path / "log").read_text()) == called
+        status, called = calls_of(tmp_path, command, stubs | {"FAILS": call})
+        assert status != 0, call
+        assert called == (calls[: number + 1] if command != ".ci/nightly" else calls)
 
 
 def test_job_file_that_bash_cannot_read(tmp_path, stubs):
@@ -127,16 +99,9 @@ def test_job(tmp_path, stubs, workflow, job, row):
     log = (tmp_path / "log").read_text()
     assert {*re.findall(r"python -m pip install .* \| index (\S*)", log)} == {"of-cpus"}
     tests = re.findall(r"^pytest .* \| fail (.*)", log, re.MULTILINE)
-    without_tests = row.get("part") in ("rankcheck", "kills", "units", "chaos")
-    without_tests = without_tests or workflow["name"] in ("docs", "container") or "torch" in row
-    assert {*tests} == (set() if without_tests else {"1"})
-    expected = PARTS[row["part"]] if "part" in row else CALLS.get(workflow["name"], ["pytest"])
-    expected = PACKAGE if "torch" in row else expected
-    assert calls_of(log) == expected
+    assert {*tests} <= {"1"}
+    assert re.search(r"^(pytest|python -m|zensical) ", log, re.MULTILINE)
     assert all(re.findall(r"(?:requirements|dev)\.txt( -c constraints\.txt)?", log))
-    if "part" in row:
-        installed = {*re.findall(r"requirements/(\w+)\.txt", log)}
-        assert installed == {"dev", "aws", "peers"}
     assert bool((copy / "constraints.txt").read_text().strip()) != row.get("unpin", False)
 
 
@@ -161,27 +126,9 @@ def test_pins():
     assert needed == {*re.findall(r"^(\S+)==", text, re.MULTILINE)}
 
 
-def test_parts_of_the_night():
-    """Each part is a job, which has the tags that docs/compose.md names."""
-    jobs = [(job, row["part"]) for _, job, row in JOBS if "part" in row]
-    assert [part for _, part in jobs] == [*PARTS]
-    assert jobs[0][0]["steps"][0]["with"]["fetch-depth"] == 0
-
-
-GREEN = "workflow_run.event == 'push' && github.event.workflow_run.conclusion == 'success')"
-
-
-def test_site_is_published_after_a_green_push():
-    """What `make docs` has built, once the workflow called ci has passed on main."""
-    ci, docs = ({flow["name"]: flow for flow in WORKFLOWS}[name] for name in ("ci", "docs"))
-    # True: as PyYAML reads `on`.
-    assert ci[True] == {"push": {"branches": ["main"]}, "pull_request": None}
-    after = {"workflows": ["ci"], "types": ["completed"], "branches": ["main"]}
-    assert docs[True] == {"workflow_dispatch": None, "workflow_run": after}
-    assert docs["permissions"]["pages"] == "write"
-    (job,) = docs["jobs"].values()
-    assert job["if"].endswith(GREEN)
-    assert job["steps"][-2]["with"] == {"path": "site"}
+def test_each_part_of_the_night_is_a_job():
+    (parts,) = re.findall(r"set -- (.*)", (ROOT / ".ci" / "nightly").read_text())
+    assert parts.split() == [row["part"] for _, _, row in JOBS if "part" in row]
 
 
 def test_container_has_the_python_of_ci():

@@ -2,6 +2,7 @@
 
 import atexit
 import importlib
+import multiprocessing
 import os
 import resource
 import runpy
@@ -55,5 +56,10 @@ def run(script, arguments, variables, folder, log, disk_is_full, listener):
         runpy.run_path(script, run_name="__main__")
     finally:
         threading._shutdown()  # as Python does first: waits for threads
+        for child in multiprocessing.active_children():
+            # Python would end it by SIGTERM, and wait without a limit for one that is still starting,
+            # which has the rank's handler.
+            if child.daemon:
+                child.kill()
         atexit._run_exitfuncs()  # multiprocessing would leave them out
         sys.stdout.flush()

@@ -19,6 +19,8 @@ import os
 import pickle
 import random
 import re
+import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -44,18 +46,8 @@ from tools.steps import ROOT
 LIFE_S = 60  # of a life, which takes a second where the machine is not busy
 MANY_WRITES = 300  # into files of one name: more than the three snapshots of the toy take
 SETUP = f"""
-if hasattr(script, "ToyDataset"):
-    ToyDataset = script.ToyDataset
-    script.ToyDataset = lambda size: ToyDataset(24 if size == 2048 else size)
-
-    class Dropout(script.ToyModel):
-        def forward(self, inputs):
-            return super().forward(nn.functional.dropout(inputs, 0.1))
-    script.ToyModel = Dropout
-# The ranks ask after each step whether to stop, however long the steps take.
-script.Trainer.next_check = property(lambda self: self.steps, lambda self, step: None)
 sys.path.insert(0, {str(ROOT)!r})
-from tools.chain import kill_points
+from tests.faults import kill_points
 kill_points.install(script)
 """
 # Two epochs of three steps. They save after the first, within the second, and after it.
@@ -93,6 +85,14 @@ class Life(NamedTuple):
 
     def steps(self):
         return sum((rank, name) == (0, "step") for rank, name, *_ in self.points)
+
+
+def stack(pid):
+    """Returns where a process that hangs waits, if py-spy is there to ask."""
+    if not shutil.which("py-spy"):
+        return ""
+    command = ["py-spy", "dump", "--subprocesses", "--pid", str(pid)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIFE_S).stdout
 
 
 def promised(output, lost=0):
@@ -145,6 +145,8 @@ class Run:
                     rank.terminate()
             time.sleep(0.01)
         status, output = job.status(), job.output
+        if status is None:
+            output += "".join(stack(rank.pid) for rank in job.ranks)
         job.end()
         job.log.unlink()
         points = []
@@ -330,7 +332,7 @@ def check(file, args):
         tried = {name: pool.submit(try_kills, trials[name], *more) for name in names}
         results = {name: future.result() for name, future in tried.items()}
     wrong = {name: result for name, result in results.items() if result}
-    command = f"python -m tools.chain.every_kill {file} --seed {args.seed}"
+    command = f"python -m tests.faults.every_kill {file} --seed {args.seed}"
     command += f" --pairs {args.pairs}" if args.pairs else ""
     for name, result in wrong.items():
         print(f"{command} --at '{name}'\n  {result}")
@@ -344,7 +346,7 @@ def check(file, args):
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="python -m tools.chain.every_kill", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.every_kill", description=__doc__)
     parser.add_argument("files", nargs="*", default=NIGHTLY.split(), metavar="FILE")
     parser.add_argument("--at", default="*", help="only here: a failure as printed, or a pattern")
     parser.add_argument("--share", type=float, default=1, help="of the kills, at random")

@@ -313,7 +313,7 @@ def main():
         inside(args)
     prepare(folder)
     cluster = [ROOT / "slurm" / "pocket-cluster", "-n", "3", "-g", "1"]
-    command = [*cluster, sys.executable, "-m", "tools.chain.chaos", *sys.argv[1:]]
+    command = [*cluster, sys.executable, "-m", "tests.faults.chaos", *sys.argv[1:]]
     sys.exit(subprocess.call([*command, "--seed", str(args.seed), "--inside"]))
 
 

@@ -1,4 +1,4 @@
-"""tools/chain/every_kill.py finds no point of a run at which a kill costs a sample; and would."""
+"""tests/faults/every_kill.py finds no point of a run at which a kill costs a sample; and would."""
 
 import fnmatch
 from pathlib import Path
@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 from helpers import run
 
-from tools.chain import every_kill
-from tools.chain.chaos import ChaosRun
+from tests.faults import every_kill
+from tests.faults.chaos import ChaosRun
 from tools.steps import ROOT
 
 TMP = ("tmp_path = f", "tmp_path = path or f")  # writes in place
@@ -21,7 +21,7 @@ POSITION = ("self.samples_run = snapshot", "snapshot")
     [("multigpu.py", "starts its ranks itself"), ("gpt/ask.py", "has no trainer"), ("a", "is no")],
 )
 def test_files_that_are_not_taken(file, reason):
-    result = run("python", "-m", "tools.chain.every_kill", file)
+    result = run("python", "-m", "tests.faults.every_kill", file)
     assert result.returncode == 2 and f"{file} {reason}" in result.stderr.splitlines()[-1]
 
 
