@@ -20,6 +20,7 @@ TODO: a heading for each idea, with a fence for each function that changes, and 
 
 Next: []().
 """
+MAX_LENGTH = 100  # of a line
 TEST = '''"""recipes/NAME.py does what its page promises."""
 
 from helpers import assert_trained
@@ -46,7 +47,10 @@ def main():
     if not name.isidentifier() or base not in bases or (ROOT / file).exists():
         sys.exit(f"recipe: give a new NAME=clip, and as BASE one of these: {', '.join(bases)}")
     text = (ROOT / base).read_text().replace('"""Train', f'"""{name.capitalize()}: train', 1)
-    (ROOT / file).write_text(text.replace(f" {base} 50 10", f" {file} 50 10"))
+    first, _, rest = text.replace(f" {base} 50 10", f" {file} 50 10").partition("\n")
+    if len(first) > MAX_LENGTH:
+        first = f'"""TODO: what it does, in a line; {file} 50 10'
+    (ROOT / file).write_text(f"{first}\n{rest}")
     (ROOT / f"docs/recipes/{name}.md").write_text(PAGE.replace("NAME", name))
     (ROOT / f"tests/recipes/test_{name}.py").write_text(TEST.replace("NAME", name))
     step = f'    Step("{base}", "{file}", {changed_lines(base, file)}),'

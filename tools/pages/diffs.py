@@ -15,15 +15,26 @@ from tools.pages.fences import changed_units, language_of, marked_units, step_to
 from tools.units.stored import load, owners, split
 from tools.watch.recordings import RECORDINGS
 
+FORMATTER = HtmlFormatter(nowrap=True)
 TAGS = {"+": "ins", "-": "del", " ": "span"}
 
 
 def highlight_lines(lines, language):
     """Returns the HTML of each line of a piece of code, which may begin inside a docstring."""
     inside = "".join(lines).count('"""') % 2 and '"""' not in lines[0]
+    rows, paragraph = [], ['"""'] if inside else []
+    for line in lines:
+        paragraph.append(line)
+        if not line.strip() and "".join(paragraph).count('"""') % 2 == 0:
+            rows += highlight_paragraph(tuple(paragraph), language)
+            paragraph = []
+    return [*rows, *highlight_paragraph(tuple(paragraph), language)][bool(inside) :]
+
+
+@functools.cache  # most paragraphs are in many files
+def highlight_paragraph(lines, language):
     lexer = get_lexer_by_name(language, stripnl=False)
-    text = "\n".join(['"""', *lines] if inside else lines)
-    return highlight(text, lexer, HtmlFormatter(nowrap=True)).split("\n")[bool(inside) :]
+    return highlight("\n".join(lines), lexer, FORMATTER).split("\n")[: len(lines)]
 
 
 def format_lines(lines, language, units=()):

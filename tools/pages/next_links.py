@@ -1,4 +1,7 @@
-"""Lets the last line of each page, which begins with "Next:", lead to the next of mkdocs.yml."""
+"""Lets the last line of each page, which begins with "Next:", lead to the next of mkdocs.yml.
+
+A recipe's leads back to their list: each is read by itself.
+"""
 
 import os
 import re
@@ -14,7 +17,9 @@ def main():
     pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
     if missing := {*names} ^ pages:
         sys.exit(f"these are in mkdocs.yml or in docs/, not in both: {' '.join(sorted(missing))}")
-    for name, next_name in pairwise(names):
+    recipes = [name for name in names if name.startswith("recipes/")]
+    others = [name for name in names if name not in recipes[1:]]
+    for name, next_name in [*pairwise(others), *((name, recipes[0]) for name in recipes[1:])]:
         title = (ROOT / "docs" / next_name).read_text().partition("\n")[0].removeprefix("# ")
         link = f"Next: [{title}]({os.path.relpath(next_name, Path(name).parent)})"
         page = ROOT / "docs" / name
