@@ -2,9 +2,10 @@
 
 import math
 import re
+import signal
 
 import pytest
-from helpers import PLAIN_SGD, SHORT_GPT, SHORT_VAL, VAL_CHUNKS, patch, read_script, run
+from helpers import PLAIN_SGD, SHORT_GPT, SHORT_VAL, SIGNAL, VAL_CHUNKS, patch, read_script, run
 
 from tools.launch.snapshots import load_gpt, make_model, max_abs_diff, write_chats, write_text
 from tools.launch.snapshots import save_tokenizer as save_tokenizer
@@ -85,9 +86,11 @@ def options_of(shell, name, options=None):
 
 
 BATCH_SIZE = 12  # of all ranks together, on 1, 2, 3 or 4
-STEPS = 20  # per epoch
+STEPS = 8  # per epoch
 SMALL = "--n_layer 1 --n_head 4 --n_embd 32 --context 8"
 LLAMA = ["llama.py", "documents.py", "chunked_loss.py", "llama_tensor_parallel.py"]
+# A signal stops a run at the next fourth step, where `SIGNAL` has the tenth.
+SIGNAL_AT_FOURTH = SIGNAL.replace("10", "4")
 # AdamW turns a gradient that is nearly 0 into a whole step, and so rounding errors into differences
 # of 1e-4. In float64 they stay small.
 FLOAT64 = """
@@ -127,6 +130,11 @@ def start(shell, name, snapshot, ranks=1, setup="", options="", steps=STEPS, epo
     return shell.ranks_on(folders, command, **variables)
 
 
+def signal_after(step, signum=signal.SIGTERM):
+    """Returns the variables with which `SIGNAL` sends a signal after a step of the first epoch."""
+    return {"SIGNAL": str(int(signum)), "SIGNAL_AT": f"0 {step * BATCH_SIZE}"}
+
+
 def weights_diff(shell, snapshot, reference):
     """Returns the largest difference between the weights of two snapshots."""
     model, other = (load_gpt(shell.folder / path)["model"] for path in (snapshot, reference))
@@ -162,13 +170,13 @@ def reference(name):
 
 
 def assert_split_is_one_rank(shell, name, layouts, change=""):
-    """The weights after 20 steps, and the loss, of one rank and of several, with a `change`.
+    """The weights after some steps, and the loss, of one rank and of several, with a `change`.
 
     In float64 with AdamW and clipping; and in float32 with neither, as both would hide it if the
     gradients of all steps were, say, twice too large.
     """
     float32 = FLOAT32.get(name, (PLAIN_SGD, 0.3, 5e-5))
-    float64 = (FLOAT64, 0.01 if reference(name) == "llama.py" else 0.02, 1e-12)
+    float64 = (FLOAT64, 0.01 if reference(name) == "llama.py" else 0.05, 1e-12)
     for n_setup, (setup, rate, tolerance) in enumerate([float64, float32]):
         options = f"{SHAPES.get(name, '')} --learning_rate {rate}"
         one = f"one_{n_setup}"

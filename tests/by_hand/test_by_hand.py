@@ -4,7 +4,7 @@ import re
 import statistics
 
 import pytest
-from helpers import LONG, MEASURE_MEMORY, first, patch, read_script
+from helpers import LONG, MEASURE_MEMORY, first, patch, read_script, resize
 
 from bench.overlap import FORMS, source
 from tools.launch.snapshots import load, max_abs_diff
@@ -50,12 +50,12 @@ torch.optim.SGD = two_groups
 
 
 def train(shell, setup, name, *runs):
-    """Trains an epoch in each run, a script and its number of ranks, from one snapshot to the next.
+    """Trains an epoch of 8 steps in each run, a script and its number of ranks, from one snapshot to the next.
 
     Returns the weights and the optimizer's state.
     """
     for total, (script, ranks) in enumerate(runs, 1):
-        path = patch(shell.folder, script, setup)
+        path = patch(shell.folder, script, resize(512) + setup)
         batch_size = 64 if script == TP else 64 // ranks
         command = f"{path} {total} 1 --batch_size {batch_size} --snapshot_path {name}"
         job = shell.start(f"python {command}") if script == ONE else shell.ranks(command, ranks)

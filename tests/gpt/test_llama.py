@@ -112,7 +112,7 @@ def test_packed_documents(request, monkeypatch, dtype, tolerance):
     request.addfinalizer(functools.partial(torch.set_default_dtype, torch.get_default_dtype()))
     torch.set_default_dtype(dtype)  # of the angles of rotary positions, too
     monkeypatch.setattr(torch.Tensor, "float", lambda logits: logits.to(dtype))
-    model = documents.GPT(gpt_config(2, 4, 32, 24, n_kv_head=2, **LLAMA), 300, END)
+    model = documents.GPT(gpt_config(1, 4, 32, 24, n_kv_head=2, **LLAMA), 300, END)
     generator = torch.Generator().manual_seed(0)
     packed = torch.randint(1, 300, (2, 25), generator=generator)
     packed[0, [6, 7, 19]] = packed[1, 24] = END
@@ -153,14 +153,14 @@ def test_tensor_parallelism(request):
     """Four all-gathers a layer, as in arXiv 2205.05198. Compiled, it learns the embedding, too."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     request.addfinalizer(dist.destroy_process_group)
-    model = llama_tensor_parallel.GPT(gpt_config(2, 4, 32, 8, n_kv_head=2, **LLAMA), 300)
+    model = llama_tensor_parallel.GPT(gpt_config(1, 4, 32, 8, n_kv_head=2, **LLAMA), 300)
     mesh = init_device_mesh("cpu", (2,))
     parallel.parallelize_module(model, mesh, llama_tensor_parallel.TP_PLAN)
     tokens = torch.randint(300, (2, 8))
     with parallel.loss_parallel(), CommDebugMode() as mode:
         llama_tensor_parallel.next_token_loss(model(tokens), tokens).backward()
     gathers = mode.get_comm_counts()[torch.ops.c10d_functional.all_gather_into_tensor]
-    assert gathers == 2 * 4 + 2  # those of the head and of the embedding
+    assert gathers == 4 + 2  # those of the head and of the embedding
     model.zero_grad()
     for block in model.model.layers:
         block.compile(backend="aot_eager")

@@ -9,7 +9,7 @@ from tools.launch.snapshots import load, load_gpt, max_abs_diff
 
 
 def start_local_sgd(shell, nodes, setup="", options="", **more):
-    """Starts 20 steps on nodes that share snapshots."""
+    """Starts a training on nodes that share snapshots."""
     snapshot = f"{shell.folder}/local"
     return start(shell, "local_sgd.py", snapshot, nodes, setup, options, **more)
 
@@ -35,7 +35,7 @@ def test_synchronized_every_step_is_ddp(shell):
 
 
 def test_outer_step(shell):
-    """After every 3 of 20 steps, and the last, Nesterov's momentum moves all ranks to one point.
+    """After every third step, and the last, Nesterov's momentum moves all ranks to one point.
 
     Between nodes, each rank sends its own shards only: half of the model, where a node has two, in
     one all-reduce.
@@ -74,7 +74,7 @@ nn.utils.clip_grad_norm_ = clip_to_nan
 
 def test_gradient_of_a_node_is_nan(shell):
     """All nodes end, and name the step."""
-    job = start_local_sgd(shell, "ab", BAD_NORM, "--save_every_steps 5")
+    job = start_local_sgd(shell, "ab", BAD_NORM, "--save_every_steps 3")
     job.fails("the gradient of step 4 is nan or inf")
     assert job.output.count("the gradient of step 4 ") == 2, job.output
 
@@ -86,7 +86,7 @@ def test_local_sgd_on_other_nodes(shell):
     All have ended with the same weights, also where an evaluation and a step that is left out came
     before the last outer step.
     """
-    options = "--sync_every 3 --eval_every_steps 19 --skip_steps 20"
+    options = f"--sync_every 3 --eval_every_steps {STEPS - 1} --skip_steps {STEPS}"
     start_local_sgd(shell, "ab", options=options).succeeds()
     ends = [load_gpt(shell.folder / "local")[node]["model"] for node in ("node_0", "node_1")]
     assert equal_snapshots(*ends)

@@ -11,15 +11,17 @@ from gpt_helpers import (
     FLOAT64,
     OF_REFERENCE,
     SHAPES,
+    SIGNAL_AT_FOURTH,
     STEPS,
     assert_split_is_one_rank,
     reference,
+    signal_after,
     start,
     weights_diff,
     write_script,
     write_tokens,
 )
-from helpers import AOT_EAGER, MEASURE_MEMORY, SIGNAL, first, long, read_script
+from helpers import AOT_EAGER, MEASURE_MEMORY, first, long, read_script
 
 from tools.launch.snapshots import write_text
 
@@ -139,11 +141,11 @@ def test_stopped_and_resumed_on_other_ranks(shell, runs):
         shape += " --tie_word_embeddings"  # one matrix, saved by two names
     twin = FLOAT64 + OF_REFERENCE.get(kind, "")
     start(shell, reference(kind), "one", 1, twin, shape, 2 * STEPS).succeeds()
-    stops = [(3, 10), (18, 20), (21, 30), (0, 0)]  # step of the signal, and of the stop
+    stops = [(1, 4), (6, 8), (9, 12), (0, 0)]  # step of the signal, and of the stop
     for run, (signal_step, stop_step) in zip(runs, stops, strict=True):
         ranks, name, *options = run.split()
-        setup = FLOAT64 + SIGNAL * (stop_step > 0)
-        stop = {"SIGNAL": "15", "SIGNAL_AT": f"0 {signal_step * BATCH_SIZE}"}
+        setup = FLOAT64 + SIGNAL_AT_FOURTH * (stop_step > 0)
+        stop = signal_after(signal_step)
         options = " ".join([*options, shape])
         job = start(shell, name, "several", int(ranks), setup, options, 2 * STEPS, **stop)
         if stop_step > 0:

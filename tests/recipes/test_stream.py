@@ -15,6 +15,8 @@ SIZES = [7, 0, 130, 64, 56]  # lines of the shards: of five global batches, the 
 LIVES = [(1, 2, (0, 192)), (3, 0, (1, 256)), (2, 2, (3, 0))]  # ranks, data workers, where it ends
 # Writes which samples, as they reach the model, count in the gradients of a step.
 RECORD = f"""{FORK}{SIGNAL}
+# As many lines as `SIZES` has, where the script generates them.
+script.range = lambda *bounds: range(257) if bounds == (2048,) else range(*bounds)
 script.SHUFFLE_SIZE = 100
 glob = script.Path.glob  # which a disk answers in an order of its own
 script.Path.glob = lambda *args: sorted(glob(*args), reverse=os.environ["RANK"] == "1")

@@ -12,7 +12,7 @@ steps, to_write = [], []
 @before(FileSystemWriter, "write_data")
 def write_late(self, plan, planner):
     to_write.append(self.path.name)
-    while len(steps) < 20 and threading.current_thread() is not threading.main_thread():
+    while len(steps) < 8 and threading.current_thread() is not threading.main_thread():
         time.sleep(0.01)
     time.sleep(0.5)
     print("writing", to_write.pop())
