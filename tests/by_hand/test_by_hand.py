@@ -50,9 +50,9 @@ torch.optim.SGD = two_groups
 
 
 def train(shell, setup, name, *runs):
-    """Trains an epoch of 8 steps in each run, a script and its number of ranks, from one snapshot to the next.
+    """Trains an epoch of 8 steps in each run, from one snapshot to the next.
 
-    Returns the weights and the optimizer's state.
+    A run is a script and its number of ranks. Returns the weights and the optimizer's state.
     """
     for total, (script, ranks) in enumerate(runs, 1):
         path = patch(shell.folder, script, resize(512) + setup)

@@ -86,9 +86,8 @@ def test_kept_snapshots(shell, name):
         shutil.rmtree(second)
         shutil.rmtree(last)
         if not copies:
-            job = start(
-                shell, name, "s", 2, SIGNAL, f"{options} 3", **signal_after(7, signal.SIGKILL)
-            )
+            kill = signal_after(7, signal.SIGKILL)
+            job = start(shell, name, "s", 2, SIGNAL, f"{options} 3", **kill)
             assert job.wait() == -signal.SIGKILL
     assert copies and equal_snapshots(*ends)
     cut_short = shell.folder / "s" / "epoch_0000_sample_000000000012"

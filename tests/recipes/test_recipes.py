@@ -106,9 +106,8 @@ def test_half_precision_is_as_good(shell):
         steps = snapshot["scaler"].get("_growth_tracker", 0)
         assert (0 < steps <= 6 * 32) if dtype == "float16" else snapshot["scaler"] == {}
     # From one dtype to the other.
-    shell.ranks(
-        f"{script} 7 --batch_size 512 --dtype float16 --snapshot_path bfloat16.pt", 2
-    ).succeeds()
+    options = "--batch_size 512 --dtype float16 --snapshot_path bfloat16.pt"
+    shell.ranks(f"{script} 7 {options}", 2).succeeds()
     assert load(shell.folder / "bfloat16.pt")["scaler"]["_growth_tracker"] > 0
 
 

@@ -115,9 +115,8 @@ def test_no_false_alarm(shell):
     weights = []
     for name, option in [("multinode.py", ""), ("recipes/verify.py", "--verify_every 1")]:
         script = patch(shell.folder, name, BATCH_NORM_AND_DROPOUT + NOISE)
-        shell.ranks(
-            f"{script} 2 {option} --batch_size 128 --snapshot_path {shell.folder}/a.pt", 3
-        ).succeeds()
+        command = f"{script} 2 {option} --batch_size 128 --snapshot_path {shell.folder}/a.pt"
+        shell.ranks(command, 3).succeeds()
         weights.append(load(shell.folder / "a.pt")["model"].values())
         (shell.folder / "a.pt").unlink()
     assert max_abs_diff(*weights) == 0
