@@ -65,7 +65,7 @@ CLIP = "        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)"
 def test_conflict(tmp_path, base):
     """Marked as git marks it; --force replaces the file; lines end as they did in one's own.
 
-    That resolutions.txt settles elastic_ddp.py's part of it does not hide the rest.
+    That resolutions.diff settles elastic_ddp.py's part of it does not hide the rest.
     """
     text = (ROOT / base).read_text()
     text = text.replace("        self.optimizer.step()", f"{CLIP}\n        self.optimizer.step()")

@@ -133,7 +133,7 @@ def test_cascade_carries_what_quotes_the_lines(copy):
     edit(copy / "elastic_ddp.py", SIZE, f"{SIZE} * 1")
     result = cascade(copy, "elastic_ddp.py")
     assert result.returncode == 0, result.stderr
-    for name in ("tools/edits/messages.diff", "tools/compose/resolutions.txt"):
+    for name in ("tools/edits/messages.diff", "tools/compose/resolutions.diff"):
         assert not {SHARD, f"-{SHARD}", SIZE} & {*(copy / name).read_text().splitlines()}
     assert run("python", "-c", OWNED, folder=copy).stdout == unanswered
     files = ["elastic_ddp.py", "recipes/evaluate.py", "--output", "both.py"]
@@ -156,7 +156,7 @@ def test_cascade_names_what_it_cannot_carry(copy):
     for line in (
         r"tools/learn/exercises.txt:\d+: 'self.flat /= .*' is not in by_hand/ddp.py",
         r"tools/edits/faults.diff:1: set_epoch is missing: not once in multigpu.py: self.sampl.*",
-        r"tools/compose/resolutions.txt:\d+: write anew what elastic_ddp.py .* become: .*",
+        r"tools/compose/resolutions.diff:\d+: write anew what elastic_ddp.py .* become: .*",
         r"docs/page.md:2: quotes a line that has changed: It says .*",
     ):
         assert re.search(f"^cascade: {line}$", result.stderr, re.MULTILINE), result.stderr

@@ -1,10 +1,9 @@
 """What quotes lines of the series' files: `make cascade` has it follow an edit of these lines.
 
-`make docs` names what is stale in tools/edits/, resolutions.txt and exercises.txt.
+`make docs` names what is stale in tools/edits/, resolutions.diff and exercises.txt.
 """
 
 import functools
-import operator
 import re
 from difflib import SequenceMatcher
 
@@ -100,17 +99,24 @@ def carry_into_edit(text):
 def problem_of_resolution(text):
     for known in resolutions.parse(text):
         if not compose.is_met(known):
-            return f"write anew what {' + '.join(known.parts)} become: they have changed"
+            files = " + ".join(known.parts)
+            return f"write anew what {files} become: gone is {known.sides[0][0].strip()}"
 
 
 def carry_into_resolution(text):
-    parts = [part for known in resolutions.parse(text) for part in known.parts]
-    lines = text.split("\n")
-    for file in dict.fromkeys(file for part in parts for file in compose.ancestors(part)):
-        lines = follow(lines, file)
-    carried = "\n".join(lines)
-    written = ([known.lines for known in resolutions.parse(each)] for each in (text, carried))
-    return text if operator.eq(*written) else carried  # one that an edit leaves is to be read
+    header, diff = text.split("\n", 1)
+    hunks = diff.split("\n@@\n")
+    for n, hunk in enumerate(hunks):
+        (known,) = resolutions.parse(f"{header}\n{hunk}")
+        lines = hunk.split("\n")
+        for file in dict.fromkeys(file for part in known.parts for file in compose.ancestors(part)):
+            for sign in " -+":
+                lines = follow(lines, file, functools.partial(signed, sign))
+        carried = "\n".join(lines)
+        (now,) = resolutions.parse(f"{header}\n{carried}")
+        if now.lines != known.lines:  # else the edited line is gone there, and a person is to look
+            hunks[n] = carried
+    return f"{header}\n" + "\n@@\n".join(hunks)
 
 
 def problem_of_exercises(text):
@@ -122,7 +128,7 @@ def problem_of_exercises(text):
 
 
 def carry_into_answers():
-    """Lets an edited line keep its unit, with the sentence; what falls is asked at night."""
+    """Lets an edited line keep its unit, with the sentence and the test."""
     units = load()
     for file, unit in ((file, unit) for file, known in units.items() for unit in known):
         lines = split_digests(unit["lines"])
@@ -138,7 +144,7 @@ QUOTES = [  # a file, what each of its parts begins with, and how one is checked
         (path, r"^(?=what: )", problem_of_edit, carry_into_edit)
         for path in sorted(edits.FOLDER.glob("*.diff"))
     ),
-    (resolutions.PATH, r"(?<=\n\n)(?=<<<<<<< )", problem_of_resolution, carry_into_resolution),
+    (resolutions.PATH, r"^(?=where: )", problem_of_resolution, carry_into_resolution),
     (ROOT / "tools/learn/exercises.txt", r"(?<=\n\n)", problem_of_exercises, str),
 ]
 

@@ -134,15 +134,15 @@ def meet(parts):
 
 
 def is_met(known):
-    """Tells whether the files of a resolution still meet in the conflict that it settles."""
-    lines, met = meet(known.parts)
-    if known.theirs is None:
-        return len(resolutions.places(lines, known.ours)) == 1
-    both = known.ours, known.theirs
+    """Tells whether the files of a resolution, in some order, still have what it settles."""
+    merges = map(meet, itertools.permutations(known.parts))
+    if len(known.sides) == 1:
+        return any(len(resolutions.places(lines, known.sides[0])) == 1 for lines, _ in merges)
     return any(
-        all(resolutions.places(side, part) for side, part in zip(sides, parts, strict=True))
-        for sides in met
-        for parts in (both, both[::-1])
+        all(map(resolutions.places, sides, wanted))
+        for _, conflicts in merges
+        for sides in conflicts
+        for wanted in itertools.permutations(known.sides)
     )
 
 

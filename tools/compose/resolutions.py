@@ -1,29 +1,28 @@
 """Recorded resolutions of conflicts, as git's rerere keeps them.
 
-resolutions.txt has both sides of a conflict, as git marks them, and below them the lines that a
-person has written for their place. If these serve several conflicts, they stand below the last one.
-An entry is also taken for a part of both sides. One without a second side is no conflict: where its
-files meet, its lines are replaced.
+An entry of resolutions.diff names the files that meet, in the order of their merge, and has hunks
+in the format of tools/edits, separated by @@. If both sides of a conflict are in a hunk, one stands
+below the other, separated by =======: the lines with - are of their side alone, those with a blank
+stay, those with + are what a person has written. A hunk is taken wherever the same two sides meet.
+If each new line of a side is in a hunk, hunks are also taken one by one, in the lines of the other
+side. A hunk that is no conflict replaces its lines wherever all of its files meet.
 """
 
 import functools
+import itertools
 import re
 from pathlib import Path
 from typing import NamedTuple
 
 from tools.compose.merge import texts
+from tools.edits import side
 
-PATH = Path(__file__).with_name("resolutions.txt")
-ENTRY = re.compile(
-    r"^<<<<<<< (.+)\n((?:.*\n)*?)(?:=======\n((?:.*\n)*?))?>>>>>>>(.*)\n((?:(?!<<<<<<< ).*\n)*)",
-    re.MULTILINE,
-)
+PATH = Path(__file__).with_name("resolutions.diff")
 
 
 class Resolution(NamedTuple):
     parts: tuple[str, ...]  # a choice of files in which it is met, in the order of their merge
-    ours: list[str]
-    theirs: list[str] | None  # None if `ours` is replaced
+    sides: list[list[str]]  # two of a conflict, else one, which is replaced
     lines: list[str]
 
 
@@ -34,14 +33,15 @@ def read():
 
 
 def parse(text):
-    """Returns the resolutions in a text. A blank line ends each."""
-    result, same = [], []
-    for first, ours, theirs, second, lines in ENTRY.findall(text.rstrip() + "\n\n"):
-        parts = f"{first} + {second.strip()}".removesuffix(" + ").split(" + ")
-        same.append((tuple(parts), ours.splitlines(), theirs.splitlines() if second else None))
-        if lines:
-            result += [Resolution(*entry, lines.splitlines()[:-1]) for entry in same]
-            same = []
+    """Returns the resolutions in a text of this format."""
+    result = []
+    for entry in re.split(r"^where: ", text, flags=re.MULTILINE)[1:]:
+        files, diff = entry.strip("\n").split("\n", 1)
+        for hunk in diff.split("\n@@\n"):
+            sides = [half.split("\n") for half in hunk.split("\n=======\n")]
+            old = [side(half, " -").splitlines() for half in sides]
+            new = [line for half in sides for line in side(half, " +").splitlines()]
+            result.append(Resolution(tuple(files.split(" + ")), old, new))
     return result
 
 
@@ -66,8 +66,8 @@ def put_together(old, side, other):
     if not left:
         return None
     for known in read():
-        for ours, theirs in ((known.ours, known.theirs), (known.theirs, known.ours)):
-            if ours and theirs and places(side, ours) and places(result, theirs):
+        for ours, theirs in itertools.permutations(known.sides, 2):
+            if places(side, ours) and places(result, theirs):
                 result = put_in(known, theirs, result, side)
                 left -= {*ours}
     return None if left else result
@@ -77,7 +77,7 @@ def find(part, old, ours, theirs):
     """Returns the lines that were written for this conflict, or for its parts, or None."""
     sides = [texts(ours), texts(theirs)]
     for known in read():
-        if [known.ours, known.theirs] in (sides, sides[::-1]):
+        if known.sides in (sides, sides[::-1]):
             return with_sources(known.lines, part, ours, theirs)
     found = (put_together(old, *both) for both in ((ours, theirs), (theirs, ours)))
     return next((lines for lines in found if lines is not None), None)
@@ -90,12 +90,12 @@ def places(lines, wanted):
 
 
 def replacements(files):
-    """Returns the entries without a second side whose files are all among these."""
-    return [known for known in read() if known.theirs is None and {*known.parts} <= {*files}]
+    """Returns the entries that are no conflict and whose files are all among these."""
+    return [known for known in read() if len(known.sides) == 1 and {*known.parts} <= {*files}]
 
 
 def replace(files, lines):
     """Returns the lines with what is to be replaced where these files meet."""
     for known in replacements(files):
-        lines = put_in(known, known.ours, lines)
+        lines = put_in(known, *known.sides, lines)
     return lines
