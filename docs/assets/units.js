@@ -1,4 +1,4 @@
-// Below a changed line that one touches, says what falls without it, and marks what goes with it.
+// Below a changed line that one touches, says what falls without it, and which test notices.
 (() => {
   const units = JSON.parse(document.getElementById("units").textContent);
   const lines = [...document.querySelectorAll(".diff .line[data-unit]")];
@@ -20,7 +20,7 @@
   }
 
   function close() {
-    for (const line of lines) line.classList.remove("marked", "together");
+    for (const line of lines) line.classList.remove("marked");
     open?.setAttribute("aria-expanded", "false");
     open = null;
     note.remove();
@@ -34,18 +34,15 @@
     open = own[0];
     open.setAttribute("aria-expanded", "true");
     const [file, number] = line.dataset.unit.split(":");
-    const { without, watch, together: others } = units[file][number];
+    const { without, fails } = units[file][number];
     for (const other of lines) {
       other.classList.toggle("marked", other.dataset.unit === line.dataset.unit);
-      other.classList.toggle("together", others.includes(other.dataset.unit));
     }
-    const what = others.length ? "it and the dotted lines, which go with it" : "it";
-    note.textContent = `Without ${what}: ${without}`;
-    if (watch) {
-      const link = document.createElement("a");
-      link.href = watch;
-      link.textContent = "Watch it";
-      note.append(" ", link, ".");
+    note.textContent = `Without it: ${without}`;
+    if (fails) {
+      const name = document.createElement("code");
+      name.textContent = fails;
+      note.append(" What fails: ", name);
     }
     own.at(-1).after(note);
   }

@@ -6,11 +6,23 @@ import warnings
 import pytest
 from helpers import read_script
 
+from tools.judge.stages import STAGES
 from tools.steps import ALL, ROOT, diff_lines
 from tools.units import __main__ as units
 from tools.units import answers
 from tools.units.cut import Cut
-from tools.units.stored import digests, load, owners, split
+from tools.units.stored import DOCSTRING, NOTHING, TODO, UNITS, digests, load, owners, write
+
+NAMED = "test_bad_input.py::test_more_processes_than_gpus"
+
+
+def is_known(file, name):
+    """Returns whether a file has a check, or the tests a test, of this name."""
+    module, _, function = name.partition("[")[0].partition("::")
+    if not function:
+        stage = STAGES.get(file.removesuffix(".py"))
+        return name in (DOCSTRING, NOTHING) or name in stage.checks.split()
+    return f"def {function}(" in (ROOT / answers.full_name(module)).read_text()
 
 
 @pytest.mark.parametrize("step", [step for step in ALL if step.file.endswith(".py")])
@@ -19,12 +31,17 @@ def test_each_changed_line_has_an_answer(step):
     hint = f"run: python -m tools.units {step.file}; then write what falls `without` it"
     known = load().get(step.file, [])
     for unit in known:
-        assert unit.get("without") and (unit["falls"] or unit.get("surplus")), (hint, unit)
-        answers.digest(unit["lines"], unit["falls"])  # or else it is neither a check nor a test
+        assert is_known(step.file, unit["falls"]) and TODO not in unit["without"], (hint, unit)
+        assert len(unit["without"]) <= 100
     lines = diff_lines(step.base, step.file)
     new = [line for line, owner in zip(lines, owners(lines, known), strict=True) if owner is None]
     if new:
         warnings.warn("\n".join([hint, *new]), stacklevel=1)
+
+
+def test_answers_are_stored_as_they_are_read(tmp_path):
+    write(load(), tmp_path / "units.json")
+    assert (tmp_path / "units.json").read_text() == UNITS.read_text()
 
 
 def test_units(tmp_path):
@@ -47,46 +64,33 @@ def test_units(tmp_path):
     assert found == [(["+import sys", *unless], 0), (whole, 0), (read, 0), (call, 0)]
 
 
-def answer_without(file, text, *hints):
-    """Returns the answer for the unit whose changed lines contain a text."""
-    cut, found = units.cut_anew(file, load()[file])
-    (unit,) = (unit for unit, _ in found if text in str(cut.lines(unit[0])))
-    return answers.answer(cut, file, unit, *hints)
-
-
 @pytest.mark.long
-def test_what_falls(monkeypatch):
-    """Without DDP, the line that unwraps its model goes, too; then the ranks' weights differ."""
+@pytest.mark.parametrize(
+    "base, file, text, hint, falls",
+    [
+        # The line that unwraps DDP's model goes, too.
+        ("singlegpu.py", "multigpu.py", "DistributedDataParallel", "", "weights"),
+        ("multigpu.py", "multigpu_torchrun.py", "too few GPUs", NAMED, NAMED),
+    ],
+)
+def test_what_falls(base, file, text, hint, falls, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    found = answer_without("multigpu.py", "DistributedDataParallel")
-    (line,) = (line for line in diff_lines("singlegpu.py", "multigpu.py") if ".module.st" in line)
-    assert digests([line])[0] in split(found["with"])
-    assert found["falls"] == "weights"
-
-
-@pytest.mark.long
-def test_a_test_that_a_person_names():
-    name = "test_bad_input.py::test_more_processes_than_gpus"
-    assert answer_without("multigpu_torchrun.py", "too few GPUs", name)["falls"] == name
+    cut = Cut(base, file)
+    (unit,) = (u for u in cut.units(range(len(cut.pieces))) if text in str(cut.lines(u[0])))
+    assert answers.answer(cut, file, unit, hint)["falls"] == falls
 
 
 def test_an_edited_line_is_asked_again(tmp_path, monkeypatch):
     """A unit that only moved keeps its answer; one of which a line has changed is cut anew."""
-    old = ["import os", "", "print(os)", "a = 1"]
-    new = ["import os", "", "b = 2", "print(os)", "a = 3"]
-    for name, lines in (("old.py", old), ("new.py", ["", *new])):
-        (tmp_path / name).write_text("\n".join(lines) + "\n")
-    monkeypatch.setitem(units.BASES, "new.py", tmp_path / "old.py")
+    (tmp_path / "old.py").write_text("import os\n\nprint(os)\na = 1\n")
+    (tmp_path / "new.py").write_text("\nimport os\n\nb = 2\nprint(os)\na = 3\n")
     monkeypatch.setattr("tools.units.cut.ROOT", tmp_path)
-    moved, edited = "".join(digests(["+b = 2"])), "".join(digests(["-a = 1", "+a = 2"]))
-    known = [{"lines": lines, "falls": "docstring"} for lines in (moved, edited)]
-    known[0]["of"] = answers.digest(moved, "docstring")
-    cut, found = units.cut_anew("new.py", known)
-    asked = [
-        cut.lines(own) for (own, _), stored in found if not (stored and units.is_fresh(stored))
-    ]
-    assert [stored for _, stored in found if stored] == known[:1]
-    assert asked == [["-a = 1", "+a = 3"]]
+    cut = Cut("old.py", "new.py")
+    moved, edited = ["+b = 2"], ["-a = 1", "+a = 2"]
+    stored = [{"lines": "".join(digests(lines))} for lines in (moved, edited)]
+    known, rest = units.sort_pieces(cut, stored)
+    assert [cut.lines(own) for own in known.values()] == [moved]
+    assert cut.lines(rest) == ["-a = 1", "+a = 3"]
 
 
 def test_where(capsys, monkeypatch):

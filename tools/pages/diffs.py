@@ -12,7 +12,7 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
 
 from tools.pages.fences import changed_units, language_of, marked_units, step_to
-from tools.units.stored import load, owners, split
+from tools.units.stored import DOCSTRING, NOTHING, load, owners
 from tools.watch.recordings import RECORDINGS
 
 FORMATTER = HtmlFormatter(nowrap=True)
@@ -73,27 +73,23 @@ def units_of_lines(file):
     return found
 
 
-def on_page(file):
-    """Returns what a page shows of each unit of a file; `together` are those that go with it."""
-    shown = []
-    for unit in load()[file]:
-        shown.append({key: unit[key] for key in ("without", "watch") if key in unit})
-        others = {*split(unit.get("with", ""))}
-        shown[-1]["together"] = [
-            f"{file}:{number}"
-            for number, other in enumerate(load()[file])
-            if others & {*split(other["lines"])}
-        ]
-    return shown
+def on_page(unit):
+    """Returns what a page shows of a unit: a sentence, and which check or test fails without it."""
+    name = unit["falls"].partition("[")[0]
+    if name in (DOCSTRING, NOTHING):
+        name = ""
+    elif "::" not in name:
+        name = f"make check: {name}"
+    return {"without": unit["without"], "fails": name}
 
 
 def format_units(files):
     """Returns what falls without each unit of these files, for docs/assets/units.js."""
-    sentences = {file: on_page(file) for file in files if file in load()}
-    if not sentences:
+    shown = {file: list(map(on_page, load()[file])) for file in files if file in load()}
+    if not shown:
         return ""
-    top = "../" * max(file.count("/") for file in sentences)
-    data = json.dumps(sentences).replace("</", r"<\/")
+    top = "../" * max(file.count("/") for file in shown)
+    data = json.dumps(shown).replace("</", r"<\/")
     script = f'<script id="units" type="application/json">{data}</script>'
     return f'{script}<script src="{top}assets/units.js"></script>'
 

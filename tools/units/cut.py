@@ -19,8 +19,7 @@ from typing import NamedTuple
 from tools.steps import ROOT
 
 ALIKE = 0.5  # from this ratio on, a removed line is an older form of an added one
-UNDEFINED = "F821,F823"  # ruff's rules
-UNUSED = "F401,F811,F841,ARG001,ARG002"
+LOOSE_ENDS = "F821,F823,F401,F811,F841,ARG001,ARG002"  # ruff's rules: undefined, unused
 
 
 class Piece(NamedTuple):
@@ -90,13 +89,13 @@ def pieces(base, file, old_lines, new_lines):
     return found
 
 
-def ruff(texts, rules):
+def ruff(texts):
     """Returns what ruff says of the names in each text: a message, and its line."""
     with tempfile.TemporaryDirectory() as folder:
         for number, text in enumerate(texts):
             Path(folder, f"{number}.py").write_text(text)
         command = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--exit-zero"]
-        command += ["--select", rules, "--output-format", "json", folder]
+        command += ["--select", LOOSE_ENDS, "--output-format", "json", folder]
         run = subprocess.run(command, check=True, capture_output=True, text=True)
     found = [[] for _ in texts]
     for said in json.loads(run.stdout):
@@ -170,14 +169,14 @@ class Cut:
         compound = [node for node in self.statements if hasattr(node, "body")]
         return group.union(*(self.inside[node] for node in compound if node.lineno in heads))
 
-    def closures(self, groups, rules=f"{UNDEFINED},{UNUSED}"):
+    def closures(self, groups):
         """Returns groups, each with the pieces without which a name is undefined or has no use."""
         groups = [self.with_bodies(frozenset(group)) for group in groups]
         new_text = "\n".join(self.new_lines)
         growing = range(len(groups))
         while growing:
             texts = [self.put_back(groups[number]) for number in growing]
-            known, *said = ruff([new_text, *(text.text for text in texts)], rules)
+            known, *said = ruff([new_text, *(text.text for text in texts)])
             known = {message for message, _ in known}
             before, growing = growing, []
             for number, text, messages in zip(before, texts, said, strict=True):
