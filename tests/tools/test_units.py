@@ -13,16 +13,15 @@ from tools.units import answers
 from tools.units.cut import Cut
 from tools.units.stored import DOCSTRING, NOTHING, TODO, UNITS, digests, load, owners, write
 
-NAMED = "test_bad_input.py::test_more_processes_than_gpus"
+NAMED = "test_more_processes_than_gpus"
 
 
 def is_known(file, name):
-    """Returns whether a file has a check, or the tests a test, of this name."""
-    module, _, function = name.partition("[")[0].partition("::")
-    if not function:
-        stage = STAGES.get(file.removesuffix(".py"))
-        return name in (DOCSTRING, NOTHING) or name in stage.checks.split()
-    return f"def {function}(" in (ROOT / answers.full_name(module)).read_text()
+    """Returns whether there is a test of this name, or else a check for this file."""
+    if name.startswith("test_"):
+        return bool(answers.full_name(name))
+    stage = STAGES.get(file.removesuffix(".py"))
+    return name in (DOCSTRING, NOTHING) or name in stage.checks.split()
 
 
 @pytest.mark.parametrize("step", [step for step in ALL if step.file.endswith(".py")])
@@ -124,5 +123,7 @@ def test_where_is_nothing(place, message, monkeypatch):
 
 def test_a_test_that_is_not_there():
     text = (ROOT / "multigpu.py").read_text()
-    with pytest.raises(RuntimeError, match=r"::test_nothing did not run"):
-        answers.test("multigpu.py", text, "test_units.py::test_nothing")
+    with pytest.raises(ValueError, match="0 files have a test test_nothing"):
+        answers.test("multigpu.py", text, "test_nothing")
+    with pytest.raises(RuntimeError, match="did not run"):
+        answers.test("multigpu.py", text, f"{NAMED}[no case]")

@@ -78,7 +78,7 @@ def on_page(unit):
     name = unit["falls"].partition("[")[0]
     if name in (DOCSTRING, NOTHING):
         name = ""
-    elif "::" not in name:
+    elif not name.startswith("test_"):
         name = f"make check: {name}"
     return {"without": unit["without"], "fails": name}
 

@@ -1,6 +1,7 @@
 """What falls when a unit of a diff is put back: the first check of the judge, or the first test."""
 
 import ast
+import functools
 import os
 import re
 import shutil
@@ -18,7 +19,7 @@ from tools.units.stored import DOCSTRING, NOTHING, digests, first_sentence
 
 TIME_LIMIT_S = 3600  # of the tests of a file
 TESTS = ROOT / "tests"
-STAGE_TESTS = "one_rank bad_input own_changes training preemptible hangs"
+OF_A_STAGE = ["every_script", "stages", "pages/test_hangs.py"]  # tests of scripts in no folder
 # An error that tells of the cut, and not of the step's idea: a line that is left needs another.
 OF_THE_CUT = re.compile(
     r"^(?:E|\[rank\d+\]:|\W)*((?:NameError|AttributeError|UnboundLocalError|TypeError)\b.*)", re.M
@@ -46,19 +47,27 @@ def judge(file, path):
     return None
 
 
+@functools.cache
 def full_name(name):
-    """Returns a test with its folder; its file's name is one of a kind, and all that is stored."""
-    file, *case = name.split("::")
-    path = next(TESTS.glob(f"*/{file}"), None)
-    if not path:
-        raise ValueError(f"there is no test {name}")
-    return "::".join([str(path.relative_to(ROOT)), *case])
+    """Returns a test with the path of its file, which need not be named if no other file has it."""
+    file, _, function = name.partition("[")[0].rpartition("::")
+    files = TESTS.glob(f"*/{file or 'test_*.py'}")
+    found = [path for path in files if f"\ndef {function}(" in path.read_text()]
+    if len(found) != 1:
+        raise ValueError(f"{len(found)} files have a test {name}")
+    return f"{found[0].relative_to(ROOT)}::{name.removeprefix(f'{file}::')}"
 
 
 def short_name(file, name):
-    """Returns a test without its case, unless that names the file: such a test has many cases."""
-    function, _, case = name.partition("[")
-    return name if Path(file).name in case else function
+    """Returns a test as units.json names it: with its case only if that names the script."""
+    module, _, test = name.partition("::")
+    function, _, case = test.partition("[")
+    test = test if Path(file).name in case else function
+    try:
+        full_name(test)
+    except ValueError:  # two files have it
+        return f"{module}::{test}"
+    return test
 
 
 def test(file, text, hint=""):
@@ -67,10 +76,8 @@ def test(file, text, hint=""):
     It is the test that `hint` names; without one, one of those whose name has the file's.
     """
     folder_of_file = file.rpartition("/")[0]
-    names = [full_name(f"test_{name}.py") for name in STAGE_TESTS.split()]
-    chosen = ["-k", Path(file).stem, *([f"tests/{folder_of_file}"] if folder_of_file else names)]
-    if hint:
-        chosen = [full_name(hint)]
+    chosen = [f"tests/{path}" for path in ([folder_of_file] if folder_of_file else OF_A_STAGE)]
+    chosen = [full_name(hint)] if hint else ["-k", Path(file).stem, *chosen]
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "copy"
         shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "site", "runs", "*.pyc"))
@@ -102,7 +109,7 @@ def fall(cut, file, unit, hint):
         return DOCSTRING
     while True:
         text = cut.put_back(pieces)
-        if "::" in hint and test(file, text.text, hint):
+        if hint.startswith("test_") and test(file, text.text, hint):
             return hint
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / Path(file).name
