@@ -65,8 +65,8 @@ def data_options(folder, name):
     return f"{options} --model {folder}/model --export_path {folder}/exported"
 
 
-def write_tiny_text(shell, val_chunks=VAL_CHUNKS):
-    write_text(shell.folder / "text", TINY_CHUNKS + val_chunks, 8)
+def write_tiny_text(shell, val_chunks=VAL_CHUNKS, chunks=TINY_CHUNKS):
+    write_text(shell.folder / "text", chunks + val_chunks, 8)
 
 
 def tiny_options(shell, name):

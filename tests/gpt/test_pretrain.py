@@ -55,13 +55,13 @@ def test_pretrained_gpt(shell, name):
 
     Finished, it evaluates another text.
     """
-    (shell.folder / "song.txt").write_text(SONG * 3000)
+    (shell.folder / "song.txt").write_text(SONG * 2370)
     script = patch(shell.folder, name, CLOCK)
-    options = "--n_layer 1 --n_head 1 --n_embd 64 --context 32 --text song.txt --val_tokens 32768"
+    options = "--n_layer 1 --n_head 1 --n_embd 64 --context 32 --text song.txt --val_tokens 8192"
     options += " --batch_size 8 --learning_rate 3e-3 --peak_tflops 0.001"
     options += " --save_every_steps 60 --eval_every_steps 100"
     output = shell.ranks(f"{script} 1 {options}", 2).succeeds()
-    assert "84,224 tokens to train on, 32,768 to validate on, 8 in neither" in output
+    assert "84,224 tokens to train on, 8,192 to validate on, 14 in neither" in output
     val_losses = [float(loss) for loss in re.findall(r"val loss (\S+)", output)]
     assert len(val_losses) == 2 and val_losses[-1] < 0.5
     assert "bottles" in output.rpartition("MFU")[2]
@@ -75,13 +75,13 @@ def test_pretrained_gpt(shell, name):
     found = re.findall(r"MFU (\S+)%", output)[-2]
     assert float(found) / 100 == pytest.approx(mfu, abs=1e-3)
     model.load_state_dict(load(shell.folder / "snapshot.pt")["model"])
-    (shell.folder / "other.txt").write_text(SONG.replace("nine", "ten") * 3000)
+    (shell.folder / "other.txt").write_text(SONG.replace("nine", "ten") * 2370)
     (shell.folder / "short.txt").write_text(SONG[:20])
     output = shell.ranks(f"{script} 1 {options} --text other.txt short.txt", 2).succeeds()
-    assert "97,600 tokens to train on, 16,384 to validate on, 36 in neither" in output
+    assert "85,952 tokens to train on, 4,096 to validate on, 32 in neither" in output
     val_losses += [float(re.search(r"val loss (\S+)", output)[1])]
     # The last snapshot's loss on the last chunks of 32 bytes, computed here.
-    for name, size, val_loss in [("song", 1024, val_losses[1]), ("other", 512, val_losses[2])]:
+    for name, size, val_loss in [("song", 256, val_losses[1]), ("other", 128, val_losses[2])]:
         text = torch.tensor(list((shell.folder / f"{name}.txt").read_bytes()))
         end = (len(text) - 1) // 32 * 32
         start = end - size * 32

@@ -102,16 +102,16 @@ def test_async_save_trains_on(shell):
     """What it saves is the state at the beginning, of which it has a copy: that of fsdp.py."""
     options = "--save_every_steps 4"
     late = read_script("write_late.py")
-    runs = {"async_save.py": late + SIGNAL_AT_FOURTH, "fsdp.py": SIGNAL_AT_FOURTH}
-    for name, setup in runs.items():
-        job = start(shell, name, name, 2, setup, options, **signal_after(5))
+    for name, setup in [("fsdp", ""), ("async_save", late)]:
+        setup += SIGNAL_AT_FOURTH
+        job = start(shell, f"{name}.py", name, 2, setup, options, **signal_after(5))
         job.fails("stopped by a signal")
-        if name == "async_save.py":
-            before = job.output.partition("writing epoch_0000_sample_000000000048")[0]
-            assert "trained 8 steps" in before
+    before = job.output.partition("writing epoch_0000_sample_000000000048")[0]
+    assert "trained 8 steps" in before
+    folders = [shell.folder / "fsdp", shell.folder / "async_save"]
     for step in (8, 4):
-        one, other = (load_gpt(shell.folder / name) for name in runs)
+        one, other = map(load_gpt, folders)
         assert one["samples_run"] == step * BATCH_SIZE
         assert equal_snapshots(one, other)
-        for name in runs:
-            shutil.rmtree(shell.folder / name / f"epoch_0000_sample_{step * BATCH_SIZE:012}")
+        for folder in folders:
+            shutil.rmtree(folder / f"epoch_0000_sample_{step * BATCH_SIZE:012}")

@@ -82,6 +82,11 @@ def seed(self, index):
 evaluate = script.evaluate
 script.evaluate = lambda *arguments: -evaluate(*arguments)
 """,
+        # 8 steps an epoch.
+        equal_setup="""
+make_columns = script.make_columns
+script.make_columns = lambda size, *arguments, **seed: make_columns(size // 4, *arguments, **seed)
+""",
     ),
     Port(
         "text",
@@ -90,7 +95,12 @@ script.evaluate = lambda *arguments: -evaluate(*arguments)
         # An epoch has 32 steps, an evaluation 32 forward passes.
         "step 33 9, step 32 9 1, evaluation 70 9, save 4 9, written 4 9, saved 4 9, "
         "step 33 15 1, evaluation 70 15 1, save 4 15",
-        equal_setup=SGD,
+        # 28 steps, of which an epoch has 8.
+        equal_setup=f"""{SGD}
+make_words = script.make_words
+script.make_words = lambda size, seed: make_words(size // 4, seed)
+sys.argv[1] = "28"
+""",
         one_setup=ORDER,
     ),
     Port(
