@@ -58,6 +58,13 @@ def test_bad_choice(tmp_path, arguments, error):
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def conflict_of(text):
+    """Returns both sides of the only conflict, with what they replace, between their names."""
+    marked = r"^<<<<<<< (.*?)\n(.*?)^\|{7} before\n(.*?)^=======\n(.*?)^>>>>>>> (.*?)\n"
+    (found,) = re.findall(marked, text, re.DOTALL | re.MULTILINE)
+    return found
+
+
 CLIP = "        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)"
 
 
@@ -74,16 +81,13 @@ def test_conflict(tmp_path, base):
     for more in ("", " --force"):
         result = compose_in(tmp_path, arguments + more)
         assert result.returncode == 1 and "out.py has conflicts, marked as git" in result.stderr
-    lines = (tmp_path / "out.py").read_bytes().decode().split("\r\n")
-    assert "\n" not in "".join(lines)
-    (start,) = [n for n, line in enumerate(lines) if line.startswith("<<<<<<< ")]
-    (end,) = [n for n, line in enumerate(lines) if line.startswith(">>>>>>> ")]
-    before, separator = lines.index("||||||| before"), lines.index("=======")
-    assert lines[start].endswith("own.py") and lines[end].endswith("mixed_precision.py")
-    assert "\n".join(lines[start + 1 : before]) in text and CLIP in lines[start:before]
-    assert "\n".join(lines[before + 1 : separator]) in (ROOT / "multinode.py").read_text()
-    recipe = (ROOT / "recipes" / "mixed_precision.py").read_text()
-    assert "\n".join(lines[separator + 1 : end]) in recipe
+    output = (tmp_path / "out.py").read_bytes().decode()
+    assert output.count("\n") == output.count("\r\n")
+    first_name, ours, old, theirs, second_name = conflict_of(output.replace("\r\n", "\n"))
+    assert first_name.endswith("own.py") and second_name.endswith("mixed_precision.py")
+    assert CLIP in ours and ours in text
+    assert old in (ROOT / "multinode.py").read_text()
+    assert theirs in (ROOT / "recipes" / "mixed_precision.py").read_text()
 
 
 @pytest.mark.long
@@ -177,29 +181,36 @@ SINCE = [
 ]
 
 
-def upgrade(copy, version, own, changes):
-    """Returns what the command says of a copy, after `changes` in the file that it was made of."""
+def commit(copy):
+    git = ["git", "-c", "user.name=test", "-c", "user.email=test@localhost"]
+    assert run("git", "add", ".", folder=copy).returncode == 0
+    assert run(*git, "commit", "-qm", "a change", folder=copy).returncode == 0
+
+
+def upgrade(copy, base, own):
+    """Returns what the command says of a copy, and the code that it writes."""
     (copy / "own.py").write_text(own)
-    for old, new in changes:
-        edit(copy / "multinode.py", old, new)
-    arguments = ["own.py", "--upgrade", "--base", f"multinode.py@{version}"]
-    return run(sys.executable, "-m", "tools.compose", *arguments, folder=copy)
+    arguments = ["own.py", "--upgrade", "--base", base, "--force"]
+    result = run(sys.executable, "-m", "tools.compose", *arguments, folder=copy)
+    return result, code_of((copy / "own_upgraded.py").read_text())
+
+
+def code_of(text):
+    """Returns a script without its docstring."""
+    return text.partition("\nimport")[2]
 
 
 @pytest.mark.parametrize("version", ["HEAD", "1.0"])
 def test_upgrade(copy, version):
     """A copy of an old version gets what has changed since, and keeps what was changed in it."""
     (copy / "CHANGELOG.md").write_text("# Changes\n\n## 1.0 (today)\n")
-    assert run("git", "add", ".", folder=copy).returncode == 0
-    author = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
-    assert run("git", *author, "commit", "-qm", "1.0", folder=copy).returncode == 0
+    commit(copy)
     own = with_own_model((copy / "multinode.py").read_text())
-    result = upgrade(copy, version, own, SINCE)
+    for old, new in SINCE:
+        edit(copy / "multinode.py", old, new)
+    result, upgraded = upgrade(copy, f"multinode.py@{version}", own)
     assert result.returncode == 0, result.stderr
-    upgraded = (copy / "own_upgraded.py").read_text()
-    new = with_own_model((copy / "multinode.py").read_text())
-    assert upgraded.partition("\nimport")[2] == new.partition("\nimport")[2]
-    assert all(changed in upgraded for _, changed in SINCE)
+    assert upgraded == code_of(with_own_model((copy / "multinode.py").read_text()))
 
 
 @pytest.mark.parametrize("file", ["multinode.py", "elastic_ddp.py"])
@@ -212,20 +223,18 @@ def test_upgrade_of_version_1_1(tmp_path, file):
     (tmp_path / "own.py").write_text(with_own_model(text))
     result = compose_in(tmp_path, f"{{folder}}/own.py --upgrade --base {file}@1.1")
     assert result.returncode == 0, result.stderr
-    upgraded = (tmp_path / "own_upgraded.py").read_text()
-    expected = with_own_model((ROOT / file).read_text())
-    assert upgraded.partition("\nimport")[2] == expected.partition("\nimport")[2]
+    upgraded = code_of((tmp_path / "own_upgraded.py").read_text())
+    assert upgraded == code_of(with_own_model((ROOT / file).read_text()))
 
 
 def test_upgrade_of_an_older_copy(copy):
     """It is noticed that not the named version was copied, which has nothing to bring."""
     own = with_own_model((copy / "multinode.py").read_text())
-    assert "nearer" not in upgrade(copy, "HEAD", own, ()).stdout
+    result, _ = upgrade(copy, "multinode.py@HEAD", own)
+    assert "nearer" not in result.stdout
     edit(copy / "multinode.py", *SINCE[1])
-    author = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
-    assert run("git", *author, "commit", "-qam", "changed", folder=copy).returncode == 0
-    (copy / "own_upgraded.py").unlink()
-    result = upgrade(copy, "HEAD", own, ())
+    commit(copy)
+    result, _ = upgrade(copy, "multinode.py@HEAD", own)
     first = run("git", "rev-list", "--max-parents=0", "--abbrev-commit", "HEAD", folder=copy).stdout
     assert "multinode.py has 0 changed lines since HEAD" in result.stdout
     nearer = "own.py is nearer to another version: is it a copy of multinode.py@"
@@ -235,33 +244,27 @@ def test_upgrade_of_an_older_copy(copy):
 @pytest.mark.parametrize("name", ["recipes/regroup.py", "by_hand/regroup.py"])
 def test_upgrade_of_a_file_that_has_moved(copy, name):
     """A copy from before finds its old text by the old name and by the new one."""
-    git = ["git", "-c", "user.name=test", "-c", "user.email=test@localhost"]
-    for command in ("mv by_hand/regroup.py recipes", "commit -qm old"):
-        assert run(*git, *command.split(), folder=copy).returncode == 0
-    own = with_own_model((copy / "recipes/regroup.py").read_text())
-    (copy / "own.py").write_text(own)
-    assert run(*git, "mv", "recipes/regroup.py", "by_hand", folder=copy).returncode == 0
-    edit(copy / "by_hand/regroup.py", *SINCE[1])
-    assert run(*git, "commit", "-qam", "moved", folder=copy).returncode == 0
-    arguments = ["own.py", "--upgrade", "--base", f"{name}@HEAD^"]
-    result = run(sys.executable, "-m", "tools.compose", *arguments, folder=copy)
+    old, new = copy / "recipes/regroup.py", copy / "by_hand/regroup.py"
+    new.rename(old)
+    commit(copy)
+    own = with_own_model(old.read_text())
+    old.rename(new)
+    edit(new, *SINCE[1])
+    commit(copy)
+    result, upgraded = upgrade(copy, f"{name}@HEAD^", own)
     assert result.returncode == 0, result.stderr
     assert "by_hand/regroup.py has 2 changed lines since HEAD^" in result.stdout
     assert "nearer" not in result.stdout
-    new = with_own_model((copy / "by_hand/regroup.py").read_text())
-    assert (copy / "own_upgraded.py").read_text().partition("\nimport")[2] == new.partition(
-        "\nimport"
-    )[2]
+    assert upgraded == code_of(with_own_model(new.read_text()))
 
 
 def test_upgrade_in_conflict(copy):
     """Where both have changed a line, both texts stand in the script."""
     line = "torch.manual_seed(args.seed)"
     own = (copy / "multinode.py").read_text().replace(line, "torch.manual_seed(1)")
-    result = upgrade(copy, "HEAD", own, [(line, "torch.manual_seed(2)")])
+    edit(copy / "multinode.py", line, "torch.manual_seed(2)")
+    result, upgraded = upgrade(copy, "multinode.py@HEAD", own)
     assert result.returncode == 1 and "_upgraded.py has conflicts, marked as git" in result.stderr
-    upgraded = (copy / "own_upgraded.py").read_text()
-    conflict = upgraded.partition("<<<<<<< ")[2].partition("\n>>>>>>> multinode.py\n")[0]
-    ours, old, theirs = re.split(r"\n\|{7} before\n|\n=======\n", conflict)
-    assert line in old
+    _, ours, old, theirs, name = conflict_of(upgraded)
+    assert line in old and name == "multinode.py"
     assert "manual_seed(1)" in ours and "manual_seed(2)" in theirs

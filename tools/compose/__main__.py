@@ -26,7 +26,7 @@ from tools.steps import ROOT
 
 
 def write_script(args, lines, source):
-    """Writes the output, its lines ended as those of `source`; returns how many there are."""
+    """Writes the output, its lines ended as those of `source`."""
     if args.output.exists() and not args.force:
         fail(f"{args.output} exists: name another one, or add --force")
     text = "\n".join(line for line, _ in lines) + "\n"
@@ -43,7 +43,6 @@ def write_script(args, lines, source):
         compile(text, args.output, "exec")  # ast.parse takes a keyword argument twice
     except SyntaxError as error:
         sys.exit(f"{args.output}, line {error.lineno}: {error.msg}: the parts do not fit there")
-    return len(lines)
 
 
 def tell_problems(args, parts, lines):
@@ -91,8 +90,8 @@ def main():
             fail("--upgrade takes one script of yours, and --base multinode.py@VERSION")
         args.output = args.output or args.parts[0].with_stem(f"{args.parts[0].stem}_upgraded")
         lines = upgrade(own, args.base, old)
-        count = write_script(args, lines, own)
-        print(f"{args.output}: {count} lines, of {own} and {args.base}")
+        write_script(args, lines, own)
+        print(f"{args.output}: {len(lines)} lines, of {own} and {args.base}")
         tell_problems(args, [own, args.base], lines)
         return
     if args.base:
@@ -109,8 +108,8 @@ def main():
     if not args.output:
         fail("name the script to write: -o my_training.py")
     lines = compose(parts, str(args.output))
-    count = write_script(args, lines, parts[0])
-    print(f"{args.output}: {count} lines, of {', '.join(parts)}")
+    write_script(args, lines, parts[0])
+    print(f"{args.output}: {len(lines)} lines, of {', '.join(parts)}")
     for (part, other), known in pairs(parts).items():
         print(f"  {known or 'not tried'}: {part} + {other}")
     tell_problems(args, parts, lines)

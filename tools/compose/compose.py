@@ -116,10 +116,6 @@ def mark(part, old, ours, theirs):
     return [start, *ours, base, *old, middle, *theirs, (f">>>>>>> {part}", None)]
 
 
-def stages_of(part):
-    return {*ancestors(part)} & {*STAGES}
-
-
 @functools.cache
 def meet(parts):
     """Returns the lines of a merge in this order, and both sides of each of its conflicts."""
@@ -159,7 +155,7 @@ def compose(parts, name):
     """Returns the lines of one script, `name`, that does what all of the parts do."""
     files = {file: read(file, name) for part in parts for file in ancestors(part)}
     # Of the docstrings that differ, that of the part with most stages: it says how ranks start.
-    lead = max(parts, key=lambda part: len(stages_of(part)))
+    lead = max(parts, key=lambda part: len({*ancestors(part)} & {*STAGES}))
     docs = {file: doc for file, (doc, _, _) in files.items()}
     order = [lead, *(part for part in parts if part != lead)]
     doc = fold(order, docs, lambda part, old, ours, theirs: ours)
