@@ -87,35 +87,7 @@ DECIDING = [
     *FINETUNE,
 ]
 BATCH_SIZE = 8  # of a GPT: the samples of a global batch
-# Where two decide, one of them alone, with what the other does.
-IN_BFLOAT16 = """
-run_batch = script.Trainer._run_batch
-def in_bfloat16(*arguments):
-    with torch.autocast("cpu", torch.bfloat16):
-        run_batch(*arguments)
-script.Trainer._run_batch = in_bfloat16
-"""
-EVERY_STEP = f"""{PLAIN_SGD}
-parse_args = script.parse_args
-def parse():
-    args = parse_args()
-    if hasattr(args, "sync_every"):
-        args.sync_every, args.outer_lr, args.outer_momentum = 1, 1.0, 0.0
-    return args
-script.parse_args = parse
-"""
-WITH_MUON = f"""
-import runpy
-muon = runpy.run_path({str(ROOT / "gpt" / "muon.py")!r})
-script.configure_optimizer = muon["configure_optimizer"]
-"""
-# What save_after_failure.py estimates by the losses of one rank is then exact.
-SAME_LOSS = """
-@after(script.Trainer, "_run_batch")
-def share_loss(self, inputs, targets):
-    script.dist.all_reduce(self.totals)
-    self.totals /= script.dist.get_world_size()
-"""
+EVERY_STEP = f"{PLAIN_SGD}{read_script('sync_every_step.py')}"
 
 
 def decides(file):
@@ -215,14 +187,14 @@ def prove(shell, pair):
     twin, ranks = None, 2
     setup = more = ""
     if len(deciding) > 1 and deciding[0] == "recipes/mixed_precision.py":
-        more = IN_BFLOAT16
+        more = read_script("in_bfloat16.py")
         parts = deciding[1:]
     elif len(deciding) == 2 and "gpt/local_sgd.py" in deciding:
         setup = EVERY_STEP  # then it trains as without it
         parts = [next(name for name in deciding if name != "gpt/local_sgd.py")]
     elif len(deciding) == 2 and "gpt/muon.py" in deciding:
         parts = [next(name for name in deciding if name != "gpt/muon.py")]
-        more = WITH_MUON
+        more = read_script("with_muon.py")
     straight = train(shell, pair, script, setup)
     if deciding == ["gpt/tokens.py", "gpt/moe.py"]:  # no file does both
         parts, ranks = deciding, 1
@@ -247,7 +219,7 @@ def prove(shell, pair):
         where = {"recipes/stream.py": 512, "recipes/evaluate.py": 576}
         at = where.get(parts[-1], 448)  # where the unbroken run saves, too
         stop = {"SIGNAL": "9", "SIGNAL_AT": f"1 {at}", "SIGNAL_RANK": "0"}  # rank 1 saves
-        setup += SAME_LOSS
+        setup += read_script("share_loss.py")
     resumed = train(shell, pair, script, setup, stop)
     if "recipes/save_after_failure.py" in pair:
         assert f"epoch 1 + {at} samples" in resumed.output
@@ -319,6 +291,7 @@ MIXED_AND_ACCUMULATED = ("recipes/mixed_precision.py", "recipes/gradient_accumul
         # The files of the pages' examples.
         ("preemptible.py", "recipes/mixed_precision.py", "recipes/evaluate.py"),
         ("gpt/documents.py", "gpt/chunked_loss.py", "gpt/hsdp.py"),
+        ("gpt/documents.py", "gpt/context_parallel.py", "gpt/hsdp.py"),
         # Each two of them change the same lines.
         ("elastic_ddp.py", *MIXED_AND_ACCUMULATED),
         (*MIXED_AND_ACCUMULATED, "recipes/step_timeout.py"),
@@ -347,9 +320,8 @@ def test_several(workshop, parts):
 )
 def test_uneven_shards(shell, parts):
     """With elastic_ddp.py, each sample of a batch of 63 counts once, in micro-batches as well."""
-    in_float32 = "import contextlib\ntorch.autocast = lambda *arguments: contextlib.nullcontext()\n"
     composed, _ = write_composed(shell, ["elastic_ddp.py", *parts.split()])
-    script = patch(shell.folder, composed, in_float32, "in_float32.py")
+    script = patch(shell.folder, composed, read_script("in_float32.py"), "uneven.py")
     micro = "--micro_batch_size 8" if "accumulation" in parts else ""
     shell.ranks(f"{script} 2 1 --global_batch_size 63 {micro}", 2).succeeds()
     assert_trained(shell.folder / "snapshot.pt", 2, 63)
