@@ -1,11 +1,15 @@
 """Each file of gpt/ that shards, in a table: the weights of one rank, in less memory.
 
-What one of them alone claims is tested in a file of its name.
+Then what fsdp.py, hsdp.py, tensor_parallel.py and pipeline_parallel.py alone claim. What another of
+them alone claims is tested in a file of its name.
 """
 
+import difflib
+import math
 import re
 
 import pytest
+import torch
 from gpt_helpers import (
     BATCH_SIZE,
     FLOAT64,
@@ -21,9 +25,23 @@ from gpt_helpers import (
     write_script,
     write_tokens,
 )
-from helpers import AOT_EAGER, MEASURE_MEMORY, first, long, read_script
+from helpers import (
+    AOT_EAGER,
+    LIMIT_MEMORY,
+    MEASURE_MEMORY,
+    SHORT_GPT,
+    SHORT_VAL,
+    VAL_CHUNKS,
+    fences,
+    first,
+    long,
+    read_script,
+)
 
+from gpt import fsdp
+from tools.compose.compose import compose
 from tools.launch.snapshots import write_text
+from tools.steps import ROOT
 
 LAYOUTS = {  # ranks and options
     "accumulate.py": [(2, "--micro_batch_size 4")],  # and one of 2
@@ -212,6 +230,7 @@ def test_refused_by_main(shell, nodes, command, message):
     shell.ranks_on([shell.folder / node for node in nodes], f"gpt/{command}").fails(message)
 
 
+# It generates all that it is told to, for which `SHORT_GPT` has kept the model's own `generate`.
 PRINT_TOKENS_AND_TEXT = """
 @after(script.Trainer, "train")
 def print_tokens(self):
@@ -302,3 +321,84 @@ def test_memory_of_a_rank(shell, options, model, context, batch_size, limit):
         peaks.append(max(map(int, re.findall(r"rank \d took (\d+)", output))))
     print(peaks)
     assert peaks[1] < limit * peaks[0]
+
+
+def test_loss_of_bfloat16():
+    """The logits that the policy of fsdp.py makes on GPUs: it is computed in float32."""
+    logits = torch.zeros(1, 8, 256).bfloat16()
+    loss = fsdp.next_byte_loss(logits, torch.arange(8)[None])
+    assert loss.item() == pytest.approx(math.log(256))
+
+
+LIMIT = f"""{LIMIT_MEMORY}
+@before(script.GPT, "__init__")
+def limit(*args):
+    limit_memory({{growth}})
+"""
+
+
+@pytest.mark.parametrize("name", ["fsdp.py"])
+def test_starts_without_memory_for_the_whole_model(shell, name):
+    """A limit on the memory of each of 4 ranks: half of what the weights need."""
+    weights_bytes = 4 * 12 * 12 * 512**2  # of 12 blocks
+    setup = LIMIT.format(growth=weights_bytes // 2)
+    write_text(shell.folder / "text", VAL_CHUNKS + 1, 8)
+    options = f"{SHORT_VAL} --n_layer 12 --n_head 8 --n_embd 512 --context 8 --batch_size 1"
+    options += " --text text"
+    plain = shell.ranks(f"{write_script(shell, 'pretrain.py', setup)} {options}")
+    assert plain.wait() != 0 and "can't allocate memory" in plain.output
+    sharded = shell.ranks(f"{write_script(shell, name, setup)} {options}", 4)
+    assert sharded.wait() == 0, sharded.output
+    assert sharded.output.count("started") == 4
+
+
+def run_lines(shell, lines):
+    """Returns `setup` that replaces a script by these lines of it."""
+    (shell.folder / "changed").write_text("\n".join(lines))
+    return f"exec(open('changed').read(), script.__dict__)\n{SHORT_GPT}"
+
+
+@pytest.mark.long
+def test_micro_batches_in_hybrid_shards(shell):
+    """With the line of the page, as many all-reduces of gradients as without micro-batches."""
+    lines = [line for line, _ in compose(["gpt/accumulate.py", "gpt/hsdp.py"], "own.py")]
+    place = lines.index("            micro_inputs = inputs[start:end]")
+    lines[place:place] = fences("gpt/hsdp.md", "python")
+    own = run_lines(shell, lines) + FLOAT64 + read_script("count_node_sums.py")
+    start(shell, "pretrain.py", "one", setup=FLOAT64).succeeds()
+    found = []
+    for size in (1, 3):
+        options = f"--shard_size 2 --micro_batch_size {size}"
+        output = start(shell, "hsdp.py", f"s{size}", 4, own, options).succeeds()
+        found.append(re.findall(r"summed over the nodes: (\d+)", output)[-1])
+        assert weights_diff(shell, f"s{size}", "one") < 1e-12
+    assert found[0] == found[1] != "0"
+
+
+@pytest.mark.long
+def test_loss_parallelism(shell):
+    """With the lines of the page in place of those that are most like them."""
+    lines = (ROOT / "gpt" / "tensor_parallel.py").read_text().splitlines()
+    (shown,) = fences("gpt/tensor_parallel.md", "python")
+    for change in re.split(r"\n?# in .*\n", shown.rstrip())[1:]:
+        (old,) = difflib.get_close_matches(change.splitlines()[-1], lines, 1)
+        lines[lines.index(old)] = change
+    changed = run_lines(shell, lines)
+    assert_split_is_one_rank(shell, "tensor_parallel.py", [(4, "--tp_size 2")], changed)
+
+
+@pytest.mark.long
+def test_schedule_by_hand(shell):
+    """The one on the page of pipeline_parallel.py, in place of the library's."""
+    (schedule,) = fences("gpt/pipeline_parallel.md", "python")
+    setup = f"""{FLOAT64}
+dist = script.dist
+{schedule}
+script.Schedule1F1B = Schedule1F1B
+script.Trainer._evaluate = lambda self: None
+"""
+    options = "--n_layer 4 --learning_rate 0.02"
+    start(shell, "pretrain.py", "one", setup=FLOAT64, options=options).succeeds()
+    options += " --pp_size 4 --micro_batches 6"
+    start(shell, "pipeline_parallel.py", "several", 4, setup, options).succeeds()
+    assert weights_diff(shell, "several", "one") < 1e-12

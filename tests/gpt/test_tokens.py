@@ -172,7 +172,7 @@ def test_vocabulary_of_llama_3(shell):
     (shard,) = (shell.folder / "tokens").glob("*.uint32")
     tokens = torch.frombuffer(bytearray(shard.read_bytes()), dtype=torch.uint32).tolist()
     assert tokens == [*numbers, 128_255]
-    options = f"1 1 --data tokens {TINY} --context 8 --val_tokens 8 --batch_size 16"
+    options = f"1 1 --data tokens {TINY} --context 8 --val_tokens 8 --batch_size 62"
     script = patch(shell.folder, "gpt/tokens.py", SHORT_GPT)
     output = shell.ranks(f"{script} {options}").succeeds()
     assert "496 tokens to train on, 8 to validate on, 7 in neither" in output
