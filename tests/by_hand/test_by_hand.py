@@ -11,29 +11,8 @@ from tools.launch.snapshots import load, max_abs_diff
 from tools.steps import ROOT
 
 BLOCK = f"sys.path.insert(0, {str(ROOT)!r})\n{read_script('gpt_block.py')}"
-# Each rank begins with other weights, so that those of rank 0 must be broadcast.
-OWN_WEIGHTS = """
-class OwnModel(script.ToyModel):
-    def __init__(self):
-        super().__init__()
-        with torch.no_grad():
-            for parameter in self.parameters():
-                parameter += 0.01 * int(os.environ.get("RANK", 0))
-
-script.ToyModel = OwnModel
-"""
-# A layer that all ranks have whole; its gradient comes through those that they share.
-DEEP = """
-class DeepModel(script.ToyModel):
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Linear(10, 10)
-
-    def forward(self, inputs):
-        return super().forward(self.first(inputs))
-
-script.ToyModel = DeepModel
-"""
+OWN_WEIGHTS = read_script("own_weights.py")
+DEEP = read_script("deep.py")
 MODELS = {"toy": OWN_WEIGHTS, "block": BLOCK + OWN_WEIGHTS, "deep": DEEP + OWN_WEIGHTS}
 ADAMW = "torch.optim.SGD = lambda parameters, **options: torch.optim.AdamW(parameters)\n"
 NO_STATE = """

@@ -127,17 +127,7 @@ def test_a_bug_is_shown(shell):
 
     Once, the others have died while a process forms its first group.
     """
-    setup = """
-form = script.Group.form
-def form_at_the_second_try(self):
-    script.Group.form = form
-    raise RuntimeError("another has died")
-script.Group.form = form_at_the_second_try
-def run_batch(self, inputs, targets):
-    raise RuntimeError("a bug")
-script.Trainer._run_batch = run_batch
-"""
-    training = Training(shell, 60, setup=setup)
+    training = Training(shell, 60, setup=read_script("bug.py"))
     training.join()
     assert training.processes[0].wait() == 1
     output = training.processes[0].output

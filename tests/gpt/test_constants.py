@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from gpt_helpers import FLOAT64, SMALL, STEPS, start
-from helpers import gpt_config, module
+from helpers import gpt_config, module, read_script
 from torch import nn
 from torch.nn import functional
 
@@ -94,18 +94,7 @@ def test_bias_step(name, monkeypatch):
     assert mixture.bias.tolist() == pytest.approx([-BIAS_STEP, BIAS_STEP, 0, BIAS_STEP])
 
 
-RECORD = """
-batches = []
-@before(script.Trainer, "_run_batch")
-def note(self, inputs, targets):
-    if not batches:
-        torch.save(self.model.module.state_dict(), "initial")
-    batches.append((inputs, targets))
-    torch.save(batches, "batches")
-@before(script.GPT, "forward")
-def check_mode(self, tokens):  # which dropout would depend on
-    assert self.training == torch.is_grad_enabled()
-"""
+RECORD = read_script("record_batches.py")
 
 
 @pytest.mark.parametrize("name", ["schedule.py", "pretrain.py"])

@@ -8,7 +8,17 @@ import shutil
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import AOT_EAGER, LIMIT_MEMORY, PLAIN_SGD, SIGNAL, Lazy, first, patch, snippet
+from helpers import (
+    AOT_EAGER,
+    LIMIT_MEMORY,
+    PLAIN_SGD,
+    SIGNAL,
+    Lazy,
+    first,
+    patch,
+    read_script,
+    snippet,
+)
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import cross_entropy
 
@@ -210,16 +220,7 @@ def test_finetuned_chats(shell):
     job.fails("the chat template writes the day's date: put one in place of strftime_now")
 
 
-COUNT_PASSES = """
-from transformers.models.llama.modeling_llama import LlamaAttention
-counts = [0, 0]
-@before(LlamaAttention, "forward")
-def count(self, hidden_states, **inputs):
-    counts[self.layer_idx] += hidden_states.requires_grad
-@after(script.Trainer, "train")
-def print_counts(self):
-    print("passes with a gradient:", [count / self.steps for count in counts])
-"""
+COUNT_PASSES = read_script("count_passes.py")
 
 
 @pytest.mark.long

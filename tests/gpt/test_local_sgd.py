@@ -61,15 +61,7 @@ def test_outer_step(shell):
             assert rank_sizes == [(len(outer) / 2, 2)]
 
 
-BAD_NORM = """
-clip = nn.utils.clip_grad_norm_
-norms = []
-def clip_to_nan(parameters, max_norm):
-    norms.append(clip(parameters, max_norm))
-    bad = len(norms) == 4 and os.environ["GROUP_RANK"] == "1"
-    return norms[-1] * (float("nan") if bad else 1)
-nn.utils.clip_grad_norm_ = clip_to_nan
-"""
+BAD_NORM = read_script("bad_norm.py")
 
 
 def test_gradient_of_a_node_is_nan(shell):

@@ -6,25 +6,12 @@ import re
 import pytest
 import torch
 from gpt_helpers import tiny_options
-from helpers import CLOCK, SHORT_GPT, gpt_config, long, patch
+from helpers import CLOCK, SHORT_GPT, gpt_config, long, patch, read_script
 from torch.nn import functional
 
 from tools.launch.snapshots import load, load_gpt
 
-# Each rank is killed after this evaluation, as if it had failed; a save takes a second.
-FAIL_TO_EVALUATE = """
-@after(script.Trainer, "_evaluate")
-def fail(self):
-    if os.environ.get("FAIL_AT") == f"{self.epochs_run} {self.samples_run}":
-        os._exit(1)
-@before(script.GPT, "forward")
-def check_mode(self, tokens):  # which dropout would depend on
-    assert self.training == torch.is_grad_enabled()
-if hasattr(script, "dcp"):
-    @before(script.dcp.FileSystemWriter, "finish")
-    def take_a_second(*arguments, **options):
-        time.sleep(1)
-"""
+FAIL_TO_EVALUATE = read_script("fail_to_evaluate.py")
 
 
 @pytest.mark.parametrize("name", ["gpt/evaluate.py", *long("gpt/async_save.py")])

@@ -21,19 +21,7 @@ def seed(size):
     torch.manual_seed(drawn)
     drawn += size
 """
-# What each rank has trained in the end: the weights of all optimizers.
-WEIGHTS = """
-from torch.optim.optimizer import register_optimizer_step_post_hook
-optimizers = {}
-@register_optimizer_step_post_hook
-def note_optimizer(optimizer, args, options):
-    optimizers[id(optimizer)] = optimizer
-@after(script, "main")
-def write_weights(args):
-    groups = [group for optimizer in optimizers.values() for group in optimizer.param_groups]
-    weights = [parameter.detach() for group in groups for parameter in group["params"]]
-    torch.save(weights, f"rank{os.environ.get('RANK', '')}.weights")
-"""
+WEIGHTS = read_script("write_weights.py")
 TENTH_STEP = read_script("tenth_step.py")
 FAULT = TENTH_STEP + read_script("fault.py")
 # Adam hides a constant factor of the gradients.
@@ -214,21 +202,7 @@ def test_position_ends_with_the_data(shell, name, arguments, position):
     assert load(shell.folder / "snapshot.pt")["position"] == position
 
 
-# Each step takes 0.3 seconds; rank 1 gets a signal at the fifth.
-SLOW_STEPS = """
-from torch.optim.optimizer import register_optimizer_step_post_hook
-steps = 0
-@register_optimizer_step_post_hook
-def slow_down(optimizer, args, options):
-    global steps
-    steps += 1
-    time.sleep(0.3)
-    if steps == 5 and os.environ["RANK"] == "1":
-        os.kill(os.getpid(), 15)
-@before(script, "save")
-def log_steps(state, path):
-    print(steps, "steps")
-"""
+SLOW_STEPS = read_script("slow_steps.py")
 
 
 @pytest.mark.parametrize(
@@ -244,18 +218,7 @@ def test_a_signal_is_seen_within_a_second(shell, name, begin, resume):
     assert 5 <= int(re.findall(r"(\d+) steps", job.output)[0]) <= 9
 
 
-# The 20th step of the first life says that it is reached, and those after it take their time.
-REACHED = """
-from torch.optim.optimizer import register_optimizer_step_post_hook
-steps = []
-first_life = not os.path.exists("reached")
-@register_optimizer_step_post_hook
-def reach(optimizer, args, options):
-    steps.append(1)
-    if first_life and len(steps) > 20:
-        open("reached", "w")
-        time.sleep(0.2)
-"""
+REACHED = read_script("reach.py")
 
 
 @needs_slurm
@@ -307,18 +270,7 @@ def test_vae_continues_without_a_node(shell):
 
 def test_gan_sends_each_gradient_once(shell):
     """One bucket of the generator and one of the discriminator in each of 32 steps."""
-    setup = """
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-buckets = []
-def count_bucket(group, bucket):
-    buckets.append(bucket.index())
-    return allreduce_hook(group, bucket)
-@after(nn.parallel.DistributedDataParallel, "__init__")
-def count_buckets(self, model):
-    self.register_comm_hook(None, count_bucket)
-after(script, "main")(lambda args: print(len(buckets), "buckets"))
-"""
-    script = patch(shell.folder, "ports/gan.py", setup)
+    script = patch(shell.folder, "ports/gan.py", read_script("count_buckets.py"))
     output = shell.ranks(f"{script} 1 --batch_size 32", world_size=2).succeeds()
     assert output.count("64 buckets") == 2
 

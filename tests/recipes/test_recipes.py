@@ -245,29 +245,8 @@ def test_snapshot_cannot_be_read_or_written(shell, name):
 
 # monitor.py and stragglers.py: a plain loop's numbers, slow data, and which rank is slow.
 
-# The ranks train on 2048 samples, 64 per step; loading those of rank 1 takes it 32 ms per step.
-SLOW_DATA = """
-class SlowDataset(script.ToyDataset):
-    def __getitem__(self, index):
-        if os.environ["RANK"] == "1":
-            time.sleep(0.001)
-        return super().__getitem__(index)
-script.ToyDataset = SlowDataset
-class Usage:  # a GB more on rank 1
-    ru_maxrss = script.getrusage(0).ru_maxrss + 10**9 // 1024 * int(os.environ["RANK"])
-script.getrusage = lambda who: Usage
-"""
-# The first parameter is in no forward pass.
-UNUSED = """
-class PartlyUsedModel(script.ToyModel):
-    def __init__(self):
-        super().__init__()
-        self.unused = nn.Parameter(torch.zeros(1))
-script.ToyModel = PartlyUsedModel
-nn.parallel.DistributedDataParallel = functools.partial(
-    nn.parallel.DistributedDataParallel, find_unused_parameters=True
-)
-"""
+SLOW_DATA = read_script("slow_data.py")
+UNUSED = read_script("unused_parameter.py")
 SLOW_RANK = read_script("slow_rank.py")
 
 

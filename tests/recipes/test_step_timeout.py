@@ -57,18 +57,7 @@ def test_none_is_late(shell):
     assert set(re.findall(r"step timeout \| late: (.*) \| rank", job.output)) == {""}, job.output
 
 
-# A step waits for data, and the thread for a store that answers once. A second stands for twenty.
-DEAD_STORE = """
-script.ToyDataset.__getitem__ = lambda self, index: time.sleep(300)
-class Store:
-    asked = False
-    def check(self, keys):
-        time.sleep(30 * self.asked)
-        self.asked = True
-dump_later = script.faulthandler.dump_traceback_later
-script.faulthandler.dump_traceback_later = lambda s, exit: dump_later(s / 20, exit=exit)
-script.dist.rendezvous = lambda url: iter([(Store(), 0, 1)])
-"""
+DEAD_STORE = read_script("dead_store.py")
 
 
 def test_store_that_does_not_answer(shell):

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from helpers import BATCH_NORM_AND_DROPOUT, at_step, fences, patch
+from helpers import BATCH_NORM_AND_DROPOUT, at_step, fences, patch, read_script
 from rankcheck.launch.jobs import pretend_gpus
 
 from tools.launch.snapshots import load, max_abs_diff
@@ -26,15 +26,7 @@ def sampler_of_rank_0_for_rank_2(dataset, seed):
     return sampler(dataset, rank=script.dist.get_rank() % 2, seed=seed)
 script.DistributedSampler = sampler_of_rank_0_for_rank_2
 """
-OWN_ORDER = """
-sampler = script.DistributedSampler
-class OwnOrder(sampler):
-    def set_epoch(self, epoch):
-        super().set_epoch(epoch + script.dist.get_rank())
-def all_samples_in_own_order(dataset, seed):
-    return OwnOrder(dataset, num_replicas=1, rank=0, seed=seed)
-script.DistributedSampler = all_samples_in_own_order
-"""
+OWN_ORDER = read_script("own_order.py")
 SAME_SEED = """
 manual_seed = torch.manual_seed
 def seed_without_rank(seed):
