@@ -11,8 +11,6 @@ say so after a change of a check or a test, which it does not notice by itself.
 """
 
 import argparse
-import concurrent.futures
-import multiprocessing
 import os
 import shlex
 import sys
@@ -78,38 +76,31 @@ def holder(unit):
     return "no test" if name in (DOCSTRING, NOTHING) else f"make check, {name}"
 
 
-def ask(files, everything):
-    """Asks what falls without the units of files, and stores it; returns what is wrong then."""
-    units, wrong, jobs = dict(load()), [], {}
-    with concurrent.futures.ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
-        for file in files:
-            cut, stored = Cut(BASES[file], file), units.get(file, [])
-            known, rest = sort_pieces(cut, stored)
-            units[file] = [unit for number, unit in enumerate(stored) if number in known]
-            for unit in stored:
-                if unit not in units[file]:
-                    print(f"{file}: a unit has changed, of which it said: {unit['without']}")
-            asked = [(unit, None) for unit in cut.units(rest)]
-            if everything:
-                closures = cut.closures(known.values())
-                for (number, own), closure in zip(known.items(), closures, strict=True):
-                    asked.append(((frozenset(own), closure), stored[number]))
-            for unit, before in asked:
-                job = pool.submit(answer, cut, file, unit, before["falls"] if before else "")
-                jobs[job] = file, before, cut.lines(unit[0])[0]
-        for job in concurrent.futures.as_completed(jobs):
-            file, before, line = jobs[job]
-            unit = job.result()
-            print(f"{file}: {line} …: {unit['falls']}", flush=True)
-            if before:
-                if unit["falls"] != before["falls"]:
-                    wrong.append(f"{file}: {line} …: {before['falls']} does not fall")
-                place = units[file].index(before)
-                units[file][place] = unit | {"without": before["without"]}
-            else:
-                units[file].append(unit)
-            write(units)
-    return wrong
+def ask(file, everything):
+    """Asks what falls without the units of a file, and stores it; yields what is wrong then."""
+    cut, stored = Cut(BASES[file], file), load().get(file, [])
+    known, rest = sort_pieces(cut, stored)
+    units = [unit for number, unit in enumerate(stored) if number in known]
+    for unit in stored:
+        if unit not in units:
+            print(f"{file}: a unit has changed, of which it said: {unit['without']}")
+    asked = [(unit, {}) for unit in cut.units(rest)]
+    if everything:
+        closures = cut.closures(known.values())
+        for (number, own), closure in zip(known.items(), closures, strict=True):
+            asked.append(((frozenset(own), closure), stored[number]))
+    write(load() | {file: units})
+    for unit, before in asked:
+        line = f"{file}: {cut.lines(unit[0])[0]} …"
+        found = answer(cut, file, unit, before.get("falls", ""))
+        print(f"{line}: {found['falls']}", flush=True)
+        if before:
+            units.remove(before)
+            found["without"] = before["without"]
+            if found["falls"] != before["falls"]:
+                yield f"{line}: {before['falls']} does not fall"
+        units.append(found)
+        write(load() | {file: units})
 
 
 def main():
@@ -125,8 +116,7 @@ def main():
     if unknown := {*args.files} - {*BASES}:
         parser.error(f"no step leads to {', '.join(unknown)}")
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    wrong = ask(args.files or BASES, bool(args.files))
-    load.cache_clear()
+    wrong = [said for file in args.files or BASES for said in ask(file, bool(args.files))]
     for file, units in load().items():
         wrong += [f"{file}: write what is without {u}" for u in units if u["without"] == TODO]
     if wrong:

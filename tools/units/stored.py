@@ -77,3 +77,4 @@ def write(units, path=UNITS):
             row = unit["lines"] if shared else f"{unit['without']} {unit['lines']}"
             files[file][unit["falls"]].append(row)
     path.write_text(json.dumps(files, ensure_ascii=False, indent=0) + "\n")
+    load.cache_clear()
