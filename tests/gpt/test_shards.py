@@ -103,56 +103,32 @@ def test_compiled_is_equal(shell, name):
 
 
 # Ranks, file and options; each resumes what the one before has saved.
-RESUMED = {
-    "sharded": [  # and by DDP
-        "2 dcp.py",
-        "3 fsdp.py --recompute",
-        "4 tensor_parallel.py --tp_size 2",
-        "1 dcp.py",
-    ],
-    "pipeline": [
-        "2 pipeline_parallel.py --pp_size 2 --micro_batches 2",
-        "4 hsdp.py --shard_size 2",
-        "4 pipeline_parallel.py --pp_size 4 --micro_batches 4",
-        "1 pipeline_parallel.py --micro_batches 1",
-    ],
-    "context": [
-        "2 context_parallel.py --cp_size 2",
-        "1 fsdp.py",
-        "4 context_parallel.py --cp_size 2",
-        "2 context_parallel.py",
-    ],
-    "three_d": [
-        "8 three_d.py --pp_size 2 --tp_size 2 --micro_batches 3",
-        "2 fsdp.py",
-        "4 three_d.py --pp_size 2 --tp_size 2 --micro_batches 3",
-        "2 fsdp.py",
-    ],
-    "experts": [
-        "2 expert_parallel.py",
-        "3 moe.py --recompute",
-        "4 expert_parallel.py --ep_size 2",
-        "2 moe.py",
-    ],
-    "llama": ["2 llama.py", "1 chunked_loss.py", "3 llama.py --recompute", "2 chunked_loss.py"],
-    "llama_tensor_parallel": [
-        "2 llama_tensor_parallel.py --tp_size 2",
-        "1 llama.py",
-        "4 llama_tensor_parallel.py --tp_size 2 --recompute",
-        "2 llama_tensor_parallel.py",
-    ],
-    "documents": ["2 documents.py", "1 documents.py", "3 documents.py", "2 documents.py"],
-    "muon": ["2 muon.py", "3 muon.py --recompute", "1 muon.py", "4 muon.py"],
-}
+RESUMED = [
+    "2 dcp.py, 3 fsdp.py --recompute, 4 tensor_parallel.py --tp_size 2, 1 dcp.py",  # and by DDP
+    "2 pipeline_parallel.py --pp_size 2 --micro_batches 2, 4 hsdp.py --shard_size 2, "
+    "4 pipeline_parallel.py --pp_size 4 --micro_batches 4, "
+    "1 pipeline_parallel.py --micro_batches 1",
+    "2 context_parallel.py --cp_size 2, 1 fsdp.py, 4 context_parallel.py --cp_size 2, "
+    "2 context_parallel.py",
+    "8 three_d.py --pp_size 2 --tp_size 2 --micro_batches 3, 2 fsdp.py, "
+    "4 three_d.py --pp_size 2 --tp_size 2 --micro_batches 3, 2 fsdp.py",
+    "2 expert_parallel.py, 3 moe.py --recompute, 4 expert_parallel.py --ep_size 2, 2 moe.py",
+    "2 llama.py, 1 chunked_loss.py, 3 llama.py --recompute, 2 chunked_loss.py",
+    "2 llama_tensor_parallel.py --tp_size 2, 1 llama.py, "
+    "4 llama_tensor_parallel.py --tp_size 2 --recompute, 2 llama_tensor_parallel.py",
+    "2 documents.py, 1 documents.py, 3 documents.py, 2 documents.py",
+    "2 muon.py, 3 muon.py --recompute, 1 muon.py, 4 muon.py",
+]
 
 
 @pytest.mark.parametrize(
     "runs",
-    [RESUMED["sharded"], *long(RESUMED["pipeline"]), *first(2, [*RESUMED.values()])[2:]],
-    ids=lambda runs: " ".join(dict.fromkeys(run.split()[1] for run in runs)),
+    [RESUMED[0], *long(RESUMED[1]), *first(0, RESUMED[2:])],
+    ids=lambda runs: " ".join(dict.fromkeys(re.findall(r"\w+\.py", runs))),
 )
 def test_stopped_and_resumed_on_other_ranks(shell, runs):
     """Three are stopped by a signal in mid-epoch; the last trains the end."""
+    runs = runs.split(", ")
     kind = runs[0].split()[1]
     shape = SHAPES.get(kind, "")
     if kind == "llama.py":
