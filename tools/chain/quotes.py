@@ -25,6 +25,10 @@ def has_conflict(file):
     return "\n<<<<<<< " in (ROOT / file).read_text()
 
 
+def lines_of(file):
+    return (ROOT / file).read_text().splitlines()
+
+
 def lines_outside(pattern, text):
     """Yields the number and the text of each line; those that match have none."""
     rest = pattern.sub(lambda found: "\n" * found[0].count("\n"), text)
@@ -38,7 +42,7 @@ def edits_of(file):
     As many new as old ones count one by one; an insertion is known by the lines around it.
     """
     old = compose.git("show", f"HEAD:{file}").splitlines()
-    new = (ROOT / file).read_text().splitlines()
+    new = lines_of(file)
     found = []
     for kind, i, end, j, new_end in SequenceMatcher(None, old, new, False).get_opcodes():
         if kind == "insert":
@@ -50,13 +54,11 @@ def edits_of(file):
     return found
 
 
-def quotable(lines):
-    """Returns what a page may quote of lines: each, and the parts of its texts between {}."""
-    quoted = {line.strip() for line in lines}
-    for line in lines:
-        for text in re.findall(r'"([^"]*)"', line):
-            quoted.update(part.strip() for part in re.split(r"{[^}]*}", text))
-    return {text for text in quoted if len(text) >= MIN_LENGTH}
+def quotable(line):
+    """Returns what a page may quote of a line: all of it, and the parts of its texts between {}."""
+    texts = re.findall(r'"([^"]*)"', line)
+    parts = [part.strip() for text in texts for part in re.split(r"{[^}]*}", text)]
+    return [line.strip(), *parts]
 
 
 def signed(sign, lines):
@@ -169,10 +171,29 @@ def carry():
     resolutions.read.cache_clear()
     compose.meet.cache_clear()
     yield from stale()
-    before = {line for file in FILES for old, _ in edits_of(file) for line in old}
-    now = {line for file in FILES for line in (ROOT / file).read_text().splitlines()}
-    gone = quotable(before) - quotable(now)
+    now = {part for file in FILES for line in lines_of(file) for part in quotable(line)}
+    changed = {}  # what is gone, and what stands in its place
+    for old, new in (edit for file in FILES for edit in edits_of(file)):
+        parts, new_parts = (
+            [part for line in side for part in quotable(line)] for side in (old, new)
+        )
+        same = len(parts) == len(new_parts)
+        changed |= dict(zip(parts, new_parts if same else [None] * len(parts), strict=True))
+    changed = {part: new for part, new in changed.items() if len(part) >= MIN_LENGTH}
+    yield from carry_into_pages({part: changed[part] for part in changed.keys() - now})
+
+
+def carry_into_pages(changed):
+    """Writes the new text where a page or a test quotes the old one, or yields the line."""
     for name in compose.git("ls-files", *SEARCHED).split():
-        for number, line in lines_outside(FILLED, (ROOT / name).read_text()):
-            if name not in FILES and any(text in line for text in gone):
+        path = ROOT / name
+        if name in FILES or not path.exists():
+            continue
+        before = text = path.read_text()
+        for old in sorted(filter(changed.get, changed), key=len, reverse=True):
+            text = text.replace(old, changed[old])
+        if text != before:
+            path.write_text(text)
+        for number, line in lines_outside(FILLED, text):
+            if any(old in line for old in changed):
                 yield f"{name}:{number}: quotes a line that has changed: {line.strip()}"
