@@ -412,8 +412,8 @@ def test_run_shorter_than_the_schedule(shell, steps, profiled):
 def test_a_schedule_is_saved_after_its_step(shell, name, method, options):
     """Killed right after any save, a run ends as an unbroken one: no step of a schedule is lost."""
     script = patch(shell.folder, name, read_script("schedule.py"))
-    for saves in ("0", "1", "2"):  # of preemptible.py, one within the epoch and one at its end
-        job = f"{script} 2 1 {options} --batch_size 128 --snapshot_path {saves}.pt"
+    for saves in ("0", "1", "2", "3"):  # of preemptible.py, the last one is the epoch's own
+        job = f"{script} 3 1 {options} --batch_size 128 --snapshot_path {saves}.pt"
         if saves != "0":
             shell.ranks(job, 2, STEPS_AFTER=method, KILL_AFTER=saves).fails()
         shell.ranks(job, 2, STEPS_AFTER=method).succeeds()
