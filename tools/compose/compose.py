@@ -183,7 +183,10 @@ def find_problems(parts, lines):
     files = [file for part in parts for file in ancestors(part)]
     entries = resolutions.replacements(files)
     for known in entries:
-        is_general = any({*known.parts} < {*other.parts} for other in entries)
+        is_general = any(
+            {*known.parts} < {*other.parts} and {*known.sides[0]} & {*other.sides[0]}
+            for other in entries
+        )
         if not is_general and not resolutions.places(lines, known.lines):
             yield f"{' + '.join(known.parts)} need this, and no place is found: {known.lines[0]}"
     if parts[0] not in FILES:
