@@ -118,6 +118,7 @@ def test_cascade_goes_round_a_conflict(copy):
 
 SHARD = "            yield shard or global_batch[:1]  # DDP needs a batch on every rank"
 SIZE = "    sampler.global_batch_size = args.global_batch_size"
+DRAWN = "drawn = self.samples_run + self.args.global_batch_size"
 SCALED = "(loss * local_size / global_size * dist.get_world_size())"
 OWNED = """from tools import steps
 from tools.units import stored
@@ -132,14 +133,14 @@ def test_cascade_carries_what_quotes_the_lines(copy):
     edit(copy / "elastic_ddp.py", SHARD, SHARD.replace("global_batch[", "order["))
     edit(copy / "elastic_ddp.py", SIZE, f"{SIZE} * 1")
     page = copy / "docs" / "page.md"
-    page.write_text("Its help says: seconds per collective.\n")
+    page.write_text(f"The position is `{DRAWN}`.\n")
     run("git", "add", "docs", folder=copy)
-    edit(copy / "elastic_ddp.py", "seconds per collective", "seconds for a collective")
+    edit(copy / "elastic_ddp.py", DRAWN, f"{DRAWN} + 0")
     result = cascade(copy, "elastic_ddp.py")
     assert result.returncode == 0, result.stderr
     for name in ("tools/edits/messages.diff", "tools/compose/resolutions.diff"):
         assert not {SHARD, f"-{SHARD}", SIZE} & {*(copy / name).read_text().splitlines()}
-    assert page.read_text() == "Its help says: seconds for a collective.\n"
+    assert page.read_text() == f"The position is `{DRAWN} + 0`.\n"
     assert run("python", "-c", OWNED, folder=copy).stdout == unanswered
     files = ["elastic_ddp.py", "recipes/evaluate.py", "--output", "both.py"]
     result = run("python", "-m", "tools.compose", *files, folder=copy)

@@ -195,5 +195,5 @@ def carry_into_pages(changed):
         if text != before:
             path.write_text(text)
         for number, line in lines_outside(FILLED, text):
-            if any(old in line for old in changed):
+            if any(old in line for old, new in changed.items() if new is None):
                 yield f"{name}:{number}: quotes a line that has changed: {line.strip()}"
