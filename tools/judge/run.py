@@ -10,10 +10,15 @@ class WrongError(Exception):
     """What a check has seen that is wrong."""
 
 
+def require(ok, message):
+    if not ok:
+        raise WrongError(message)
+
+
 class Run(run.Run):
     """A run that is expected to end well, with the stages' log and samples."""
 
-    def __init__(self, *args, same_samples=False, **options):
+    def __init__(self, same_samples, *args, **options):
         self.same_samples = same_samples  # on all ranks
         super().__init__(*args, **options)
 
@@ -29,6 +34,12 @@ class Run(run.Run):
 
     def succeed(self):
         self.require(self.succeeded, "The run failed.")
+
+    def succeed_after(self, steps, what):
+        """Raises WrongError unless it has succeeded, and taken so many steps."""
+        self.succeed()
+        found = len(self.batches())
+        require(found == steps, f"{what}, it takes {found} steps, not {steps}.")
 
     def losses(self):
         """Returns the logged loss of each epoch."""
