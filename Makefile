@@ -19,7 +19,7 @@ test: .venv/dev  ## run the tests; without Slurm installed, its tests are skippe
 	pytest $(PYTEST_ARGS)
 
 check: .venv/run  ## judge a script of yours: make check STAGE=multigpu FILE=my_multigpu.py
-	@python -m tools.judge.check $(STAGE) '$(FILE)' $(if $(TASK),--task '$(TASK)')
+	@python -m tools.judge.check $(STAGE) '$(FILE)' $(if $(TASK),--task '$(TASK)') $(if $(WATCH),--watch)
 
 learn: .venv/run  ## exercises in the terminal, judged at each save
 	@python -m tools.learn

@@ -1,5 +1,7 @@
 """tools/judge/check.py passes our own files, and says what a reader has done wrong."""
 
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -61,7 +63,10 @@ def test_a_model_of_ones_own(tmp_path):
     source = source[:start] + own + source[end:]
     (tmp_path / "own.py").write_text(source.replace("self.totals.zero_()", "pass"))
     result = check("singlegpu", tmp_path / "own.py", "--task", tmp_path / "task.py:make_task")
-    assert result.stderr == "1 of 14 checks failed\n", result.stdout + result.stderr
+    assert (result.returncode, result.stderr) == (1, ""), result.stdout + result.stderr
+    first, *_, last = result.stdout.splitlines()
+    assert first == f"14 checks of: python {tmp_path}/own.py 3 1 --batch_size 48"
+    assert re.fullmatch(r"1 of 14 checks failed in \d+ s", last)
     assert result.stdout.count("  ok  ") == 13
     failed = result.stdout.partition("FAIL")[2].split("  ok  ")[0]
     title, why = explanation("loss")
@@ -84,6 +89,20 @@ def test_repeated_samples(tmp_path):
     epoch.append(epoch[1])
     with pytest.raises(WrongError, match="took 2050 samples"):
         judge.count_samples(run)
+
+
+@pytest.mark.long
+def test_each_save_is_judged_until_it_passes(tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text("import nosuch\n")
+    command = [sys.executable, "-m", "tools.judge.check", "singlegpu", file, "--watch"]
+    options = {"cwd": ROOT, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **options) as process:
+        while not re.search("judged again", line := process.stdout.readline()):
+            assert line and process.poll() is None
+        shutil.copy(ROOT / "singlegpu.py", file)
+        assert "all 14 checks passed in" in process.communicate(timeout=10 * TIMEOUT_S)[0]
+    assert process.returncode == 0
 
 
 HANGS = "import subprocess; print('hangs', flush=True); subprocess.run(['sleep', '1000'])"

@@ -3,7 +3,8 @@
 It starts the script as the page of that stage does, on CPU processes, and looks at which samples
 they take, what they print, and what they save. The weights must equal those of a plain loop over
 the same batches. Names and structure are up to you; the arguments, the log lines and the contents
-of a snapshot must stay as in singlegpu.py. docs/check.md explains each check.
+of a snapshot must stay as in singlegpu.py. docs/check.md explains each check. WATCH=1 judges the
+script again at each save, until it passes.
 """
 
 import argparse
@@ -48,6 +49,9 @@ def main():
     parser.add_argument("stage", nargs="?", default="")
     parser.add_argument("file", nargs="?", type=Path)
     parser.add_argument("--task", help="my_model.py:make_task: see docs/check.md")
+    parser.add_argument(
+        "--watch", action="store_true", help="judge it at each save, until it passes"
+    )
     args = parser.parse_args()
     if not args.stage and not args.task:
         print("It can judge your script for:", *STAGES, sep="\n  ")
@@ -60,13 +64,15 @@ def main():
         parser.error(f"there is no file {args.file}")
     # These import torch, for which a typing mistake need not wait.
     from tools.judge.checks import judge, toy_task
+    from tools.judge.watch import watch
 
     end_at_signals()
     task = load_task(args.task) if args.task else toy_task
+    if args.watch:
+        watch(args.stage, args.file, task)
+        return
     with tempfile.TemporaryDirectory() as folder:
-        failed = judge(args.stage, args.file, task, Path(folder))
-    checks = STAGES[args.stage].checks.split()
-    sys.exit(f"{len(failed)} of {len(checks)} checks failed" if failed else None)
+        sys.exit(bool(judge(args.stage, args.file, task, Path(folder))))
 
 
 if __name__ == "__main__":

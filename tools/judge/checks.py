@@ -5,6 +5,7 @@ import re
 import shutil
 import sys
 import textwrap
+import time
 from itertools import pairwise
 
 import torch
@@ -14,7 +15,7 @@ import singlegpu
 from tools.judge.gpt import GptJudge
 from tools.judge.run import WrongError
 from tools.judge.shards import ShardsJudge
-from tools.judge.stages import FIRST, NEEDED, STAGES
+from tools.judge.stages import EPOCHS, FIRST, NEEDED, STAGES
 from tools.judge.toy import ToyJudge
 from tools.steps import ROOT
 from tools.steps import STAGES as CHAIN
@@ -56,31 +57,38 @@ def in_order(checks, first):
 def show(line, final=False):
     """Prints a line; on a terminal also one that is not final, until the next takes its place."""
     if sys.stdout.isatty():
+        line = line if final else line[: shutil.get_terminal_size().columns - 1]
         print(f"\r\033[K{line}", end="\n" if final else "", flush=True)
     elif final:
         print(line, flush=True)
 
 
-def judge(name, file, task, folder, first="", interrupted=None):
+def judge(name, file, task, folder, first="", interrupted=lambda: False, note=""):
     """Prints what each check of a stage sees; returns the names of those that fail.
 
     With `first`, it judges this check first, without a launcher where it can, and ends with the
-    first one that fails. If `interrupted` says so between two checks, it returns None.
+    first one that fails. If `interrupted` says so between two checks, it returns None; a `note` on
+    the line of the check that runs says what interrupts it.
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # judged the same everywhere
-    judge = Judge(STAGES[name], file, task, folder)
+    stage = STAGES[name]
+    judge = Judge(stage, file, task, folder)
     judge.forks = bool(first)
     width = min(shutil.get_terminal_size((100, 24)).columns, 100) - 6
     failed = []
+    checks = in_order(stage.checks.split(), first)
+    start = time.monotonic()
+    if not sys.stdout.isatty():
+        print(f"{len(checks)} checks of: {stage.launchers[0]} {file} {EPOCHS} 1 {stage.options}")
     try:
-        for check in in_order(STAGES[name].checks.split(), first):
-            if interrupted and interrupted():
+        for check in checks:
+            if interrupted():
                 return None
             title, why = explanation(check)
             if (FIRST | NEEDED.get(check, set())) & {*failed}:
                 print(f"  ?   {title}: not judged before what failed is right")
                 continue
-            show(f"  …   {title}")
+            show(f"  …   {title}{note}")
             try:
                 getattr(judge, f"check_{check}")()
                 show(f"  ok  {title}", final=True)
@@ -91,11 +99,13 @@ def judge(name, file, task, folder, first="", interrupted=None):
                 for text in (textwrap.fill(saw, width), *output, textwrap.fill(why, width)):
                     print(textwrap.indent(text, "      "), flush=True)
                 if first:
-                    break
-        if not failed:
-            following = dict(pairwise(CHAIN)).get(f"{name}.py", "").removesuffix(".py")
-            hint = f"; next: docs/{following}.md" if following and not first else ""
-            print(f"all {len(STAGES[name].checks.split())} checks passed{hint}")
+                    return failed
     finally:
         judge.shell.end_all()
+    verdict = f"{len(failed)} of {len(checks)} checks failed"
+    if not failed:
+        verdict = f"all {len(checks)} checks passed"
+    following = dict(pairwise(CHAIN)).get(f"{name}.py", "").removesuffix(".py")
+    hint = f"; next: docs/{following}.md" if following and not (failed or first) else ""
+    print(f"{verdict} in {time.monotonic() - start:.0f} s{hint}", flush=True)
     return failed

@@ -6,9 +6,13 @@ of the pages, the explanations of the checks. What needs torch is imported where
 
 import ast
 import re
+import subprocess
+import tempfile
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
+
+from rankcheck.launch.jobs import environment
 
 from tools.edits import read
 from tools.judge.stages import STAGES
@@ -16,69 +20,47 @@ from tools.steps import ALL, ROOT
 from tools.units.cut import Cut
 from tools.units.stored import digests, load, split
 
-GAP = "# FILL IN"
+TASKS = {
+    "predict": "{0.text}",
+    "repair": "The file does one thing wrong. What you would notice: {0.text}",
+    "fill": "Where it says FILL IN, lines are missing, or still those of {0.base}.",
+    "whole": "The file is {0.base}. Make {0.script} of it, as its page asks.",
+}
 
 
-def functions(source):
-    """Returns the name and the code of each function."""
-    nodes = ast.walk(ast.parse(source))
-    return {(node.name, ast.unparse(node)) for node in nodes if isinstance(node, ast.FunctionDef)}
-
-
-@dataclass(frozen=True)
+@dataclass
 class Exercise:
+    """A script to be edited until the judge has nothing against it, or a run to be predicted."""
+
     stage: str
     number: int  # of those of its stage
+    kind: str
     name: str
+    text: str  # the check that it is about, what one would notice, or a question
+    about: str = ""  # this and what follows: of a prediction
+    choices: str = ""  # separated by commas, or "a number"
+    why: str = ""
+    pattern: str = ""  # whose last match in what the command prints is the answer
+    command: str = ""
 
-    @property
-    def kind(self):
-        return type(self).__name__.lower()
+    def __post_init__(self):
+        self.key = f"{self.stage} {self.kind} {self.name}"
+        self.script = f"{self.stage}.py"
+        self.base = next((step.base for step in ALL if step.file == self.script), "")
+        self.task = TASKS[self.kind].format(self)
+        self.check = self.text
+        if self.kind == "repair":
+            faults = {(fault.stage, fault.what): fault for fault in read("faults")}
+            self.fault = faults[self.stage, self.name]
+            # The first that fails and that needs no launcher, which takes long.
+            self.check = next(check for check in self.fault.expected.split() if check != "restart")
 
-    @property
-    def key(self):
-        """Returns what it is called once it is passed."""
-        return f"{self.stage} {self.kind} {self.name}"
-
-    @property
-    def place(self):
-        """Returns what it is called before, when its name would give it away."""
-        return f"{self.stage} {self.number}"
-
-
-@dataclass(frozen=True)
-class Predict(Exercise):
-    """A question about a run, which then answers it."""
-
-    about: str
-    choices: str  # separated by commas, or "a number"
-    task: str
-    why: str
-
-    def answer(self):
-        from tools.learn import predictions
-
-        return getattr(predictions, self.name)()
-
-
-@dataclass(frozen=True)
-class FileExercise(Exercise):
-    """A script to be edited until the judge has nothing against it."""
-
-    text: str
-
-    @property
-    def about(self):
-        return f'docs/{self.stage}.md, and "{self.check}" in docs/check.md'
-
-    @property
-    def script(self):
-        return f"{self.stage}.py"
-
-    @property
-    def check(self):
-        """Returns the check that it is about."""
-        return self.text
+    def source(self):
+        if self.kind == "repair":
+            return self.fault.source()
+        if self.kind == "whole":
+            return (ROOT / self.base).read_text()
+        return with_gaps(self.base, self.script, self.name)
 
     def path(self, folder):
         return folder / self.stage / f"{self.kind}_{self.number}.py"
@@ -92,101 +74,65 @@ class FileExercise(Exercise):
         return path
 
     def hints(self, folder):
+        if self.kind == "predict":
+            return [f"It is about {self.about}."]
         from tools.judge.checks import explanation
 
         # That of "starts" is about everything that may stop a script.
-        general = [] if self.check == "starts" else [": ".join(explanation(self.check))]
-        answer = f"diff -U0 {self.path(folder)} {self.script}"
-        return [*general, *self.own_hints(), f"The answer: {answer}"]
+        hints = [] if self.check == "starts" else [": ".join(explanation(self.check))]
+        if self.kind == "repair":
+            right = functions((ROOT / self.script).read_text())
+            names = sorted({name for name, _ in functions(self.source()) ^ right})
+            hints.append(f"Look at {' and '.join(names) or 'the last lines'}.")
+        if self.kind == "whole":
+            page = (ROOT / "docs" / f"{self.stage}.md").read_text()
+            of_page = re.findall(r"<summary>Hint.*</summary>\n\n((?:.+\n)+)", page)
+            without_links = [re.sub(r"\[([^]]+)\]\([^)\s]*\)", r"\1", hint) for hint in of_page]
+            hints += [" ".join(hint.split()) for hint in without_links]
+        return [*hints, f"The answer: diff -U0 {self.path(folder)} {self.script}"]
 
-    def own_hints(self):
-        return []
-
-
-class Repair(FileExercise):
-    """A fault of tools/edits/faults.diff."""
-
-    @property
-    def fault(self):
-        return next(f for f in read("faults") if (f.stage, f.what) == (self.stage, self.name))
-
-    @property
-    def check(self):
-        """Returns the first check that fails on it and that needs no launcher, which takes long."""
-        return next(check for check in self.fault.expected.split() if check != "restart")
-
-    @property
-    def task(self):
-        return f"The file does one thing wrong. What you would notice: {self.text}"
-
-    def source(self):
-        return self.fault.source()
-
-    def own_hints(self):
-        right = functions((ROOT / self.script).read_text())
-        names = sorted({name for name, _ in functions(self.source()) ^ right})
-        return [f"Look at {' and '.join(names) or 'the last lines'}."]
+    def answer(self):
+        """Runs the command beside the scripts; returns what it prints, and the answer in it."""
+        with tempfile.TemporaryDirectory() as folder:
+            for path in (*ROOT.glob("*.py"), ROOT / "by_hand", ROOT / "recipes", ROOT / "tools"):
+                Path(folder, path.name).symlink_to(path)
+            streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "text": True}
+            streams["stderr"] = subprocess.STDOUT
+            options = {"shell": True, "cwd": folder, "env": environment()}
+            output = subprocess.run(self.command, **streams, **options).stdout
+        *_, found = ["not known, since the run failed", *re.findall(self.pattern, output, re.M)]
+        return output, found
 
 
-class Fill(FileExercise):
-    """A script with gaps: a unit of its diff, or what changes in a function."""
-
-    @property
-    def base(self):
-        return next(step.base for step in ALL if step.file == self.script)
-
-    @property
-    def task(self):
-        return f"Where it says FILL IN, lines are missing, or still those of {self.base}."
-
-    def pieces(self, cut):
-        """Returns the pieces of the diff that are missing."""
-        for node in cut.statements:
-            if isinstance(node, ast.FunctionDef) and node.name == self.name:
-                return cut.inside[node]
-        units = [self.unit(cut, number) for number in range(len(cut.pieces))]
-        named = [unit for n, unit in enumerate(units) if self.name in str(cut.lines({n}))]
-        return {n for n, unit in enumerate(units) if unit in named}
-
-    def unit(self, cut, piece):
-        """Returns the unit of a piece; while a new line has no answer, it is one of its own."""
-        lines = digests(cut.lines({piece}))
-        known = (u for u in load()[self.script] if {*lines} <= {*split(u["lines"])})
-        return next(known, {"lines": "".join(lines), "without": ""})
-
-    def source(self):
-        """Returns the script, with what its page says of each gap."""
-        cut = Cut(self.base, self.script)
-        pieces = self.pieces(cut)
-        text = cut.put_back(pieces)
-        lines = text.text.splitlines()
-        first = {text.starts[n]: n for n in sorted(pieces, reverse=True)}  # of those in one place
-        for start, piece in sorted(first.items(), reverse=True):
-            indent = re.match(" *", cut.lines({piece})[-1][1:])[0]
-            without = self.unit(cut, piece)["without"]
-            gap = f"{indent}{GAP}. " + (f"Without it, {without}" if without else "")
-            lines[start - 1 : start - 1] = textwrap.wrap(gap, 98, subsequent_indent=f"{indent}# ")
-        return "\n".join(lines) + "\n"
+def functions(source):
+    """Returns the name and the code of each function."""
+    nodes = ast.walk(ast.parse(source))
+    return {(node.name, ast.unparse(node)) for node in nodes if isinstance(node, ast.FunctionDef)}
 
 
-class Whole(Fill):
-    """The script that it builds on, to be made into it."""
-
-    @property
-    def task(self):
-        return f"The file is {self.base}. Make {self.script} of it, as its page asks."
-
-    def source(self):
-        return (ROOT / self.base).read_text()
-
-    def own_hints(self):
-        """Returns the hints of its page, without links."""
-        page = (ROOT / "docs" / f"{self.stage}.md").read_text()
-        hints = re.findall(r"<summary>Hint.*</summary>\n\n((?:.+\n)+)", page)
-        return [re.sub(r"\[([^]]+)\]\([^)\s]*\)", r"\1", " ".join(hint.split())) for hint in hints]
-
-
-KINDS = {kind.__name__.lower(): kind for kind in (Predict, Repair, Fill, Whole)}
+def with_gaps(base, script, name):
+    """Returns a script without what is new in a function, or in a unit, and what that does."""
+    cut = Cut(base, script)
+    units = []  # of each piece
+    for number in range(len(cut.pieces)):
+        lines = digests(cut.lines({number}))
+        known = (unit for unit in load()[script] if {*lines} <= {*split(unit["lines"])})
+        # While a new line has no answer, it is a unit of its own.
+        units.append(next(known, {"lines": "".join(lines), "without": ""}))
+    named = [unit for number, unit in enumerate(units) if name in str(cut.lines({number}))]
+    pieces = {number for number, unit in enumerate(units) if unit in named}
+    for node in cut.statements:
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            pieces = cut.inside[node]
+    text = cut.put_back(pieces)
+    lines = text.text.splitlines()
+    first = {text.starts[n]: n for n in sorted(pieces, reverse=True)}  # of those in one place
+    for start, piece in sorted(first.items(), reverse=True):
+        indent = re.match(" *", cut.lines({piece})[-1][1:])[0]
+        without = units[piece]["without"]
+        gap = f"{indent}# FILL IN. " + (f"Without it, {without}" if without else "")
+        lines[start - 1 : start - 1] = textwrap.wrap(gap, 98, subsequent_indent=f"{indent}# ")
+    return "\n".join(lines) + "\n"
 
 
 def read_exercises():
@@ -198,5 +144,5 @@ def read_exercises():
         elif line and not line.startswith("#"):
             number += 1
             kind, _, rest = line.partition(" ")
-            exercises.append(KINDS[kind](stage, number, *rest.split(" | ")))
+            exercises.append(Exercise(stage, number, kind, *rest.split(" | ", 6)))
     return exercises
