@@ -94,13 +94,11 @@ def test_bias_step(name, monkeypatch):
     assert mixture.bias.tolist() == pytest.approx([-BIAS_STEP, BIAS_STEP, 0, BIAS_STEP])
 
 
-RECORD = read_script("record_batches.py")
-
-
 @pytest.mark.parametrize("name", ["schedule.py", "pretrain.py"])
 def test_training(shell, name):
     """The weights, after steps of which some are clipped."""
-    start(shell, name, "s", 1, FLOAT64 + RECORD, "--learning_rate 0.02 --generate 0").succeeds()
+    setup = FLOAT64 + read_script("record_batches.py")
+    start(shell, name, "s", 1, setup, "--learning_rate 0.02 --generate 0").succeeds()
     sizes = [int(size) for size in SMALL.split()[1::2]]
     model = module(f"gpt/{name}").GPT(gpt_config(*sizes)).double()
     model.load_state_dict(torch.load(shell.folder / "initial"))

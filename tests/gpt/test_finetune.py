@@ -220,15 +220,12 @@ def test_finetuned_chats(shell):
     job.fails("the chat template writes the day's date: put one in place of strftime_now")
 
 
-COUNT_PASSES = read_script("count_passes.py")
-
-
 @pytest.mark.long
 def test_frozen_layers(shell):
     """No backward pass reaches them; a snapshot without their optimizer state trains no more."""
     make_model(shell.folder / "model", "Llama")
     options = "--frozen_layers 1 --recompute"
-    job = start(shell, 1, "one", COUNT_PASSES, options, "gpt/frozen_layers.py")
+    job = start(shell, 1, "one", read_script("count_passes.py"), options, "gpt/frozen_layers.py")
     assert "passes with a gradient: [0.0, 2.0]" in job.succeeds()
     job = start(shell, 1, "one", "", f"{options} --frozen_layers 0", "gpt/frozen_layers.py")
     job.fails("model.embed_tokens.weight was frozen: keep --frozen_layers or train an export")

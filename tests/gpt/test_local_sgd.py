@@ -61,12 +61,9 @@ def test_outer_step(shell):
             assert rank_sizes == [(len(outer) / 2, 2)]
 
 
-BAD_NORM = read_script("bad_norm.py")
-
-
 def test_gradient_of_a_node_is_nan(shell):
     """All nodes end, and name the step."""
-    job = start_local_sgd(shell, "ab", BAD_NORM, "--save_every_steps 3")
+    job = start_local_sgd(shell, "ab", read_script("bad_norm.py"), "--save_every_steps 3")
     job.fails("the gradient of step 4 is nan or inf")
     assert job.output.count("the gradient of step 4 ") == 2, job.output
 

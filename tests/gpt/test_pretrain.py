@@ -11,13 +11,11 @@ from torch.nn import functional
 
 from tools.launch.snapshots import load, load_gpt
 
-FAIL_TO_EVALUATE = read_script("fail_to_evaluate.py")
-
 
 @pytest.mark.parametrize("name", ["gpt/evaluate.py", *long("gpt/async_save.py")])
 def test_evaluation_that_fails(shell, name):
     """The save comes first, so that no step is lost; the evaluation comes again at the start."""
-    script = patch(shell.folder, name, SHORT_GPT + FAIL_TO_EVALUATE)
+    script = patch(shell.folder, name, SHORT_GPT + read_script("fail_to_evaluate.py"))
     options = tiny_options(shell, name)
     command = f"{script} 1 1 --save_every_steps 5 --eval_every_steps 5 {options}"
     val_losses = []

@@ -202,9 +202,6 @@ def test_position_ends_with_the_data(shell, name, arguments, position):
     assert load(shell.folder / "snapshot.pt")["position"] == position
 
 
-SLOW_STEPS = read_script("slow_steps.py")
-
-
 @pytest.mark.parametrize(
     ("name", "begin", "resume"),
     first(1, [("text", "40 --batch_size 32", "80"), ("images", "1 --batch_size 32", "3")]),
@@ -212,13 +209,10 @@ SLOW_STEPS = read_script("slow_steps.py")
 def test_a_signal_is_seen_within_a_second(shell, name, begin, resume):
     """Of a resumed run, too, whose steps are counted from its start."""
     shell.ranks(f"ports/{name}.py {begin}", world_size=2).succeeds()
-    script = patch(shell.folder, f"ports/{name}.py", SLOW_STEPS)
+    script = patch(shell.folder, f"ports/{name}.py", read_script("slow_steps.py"))
     job = shell.ranks(f"{script} {resume} --batch_size 32", world_size=2)
     job.fails("stopped by a signal")
     assert 5 <= int(re.findall(r"(\d+) steps", job.output)[0]) <= 9
-
-
-REACHED = read_script("reach.py")
 
 
 @needs_slurm
@@ -226,7 +220,8 @@ REACHED = read_script("reach.py")
 def test_requeued_on_a_cluster(cluster, shell, port):
     """At the signal of a time limit the job saves, is requeued, and ends as an unbroken one."""
     unbroken = shell.folder / "unbroken"
-    script = patch(shell.folder, f"ports/{port.name}.py", port.setup + TENTH_STEP + REACHED)
+    setup = port.setup + TENTH_STEP + read_script("reach.py")
+    script = patch(shell.folder, f"ports/{port.name}.py", setup)
     usual = patch(shell.folder, f"ports/{port.name}.py", port.setup, name="usual.py")
     shell.ranks_on([unbroken] * 2, f"{usual} {port.two}").succeeds()
     stage = "elastic_ddp" if port.name == "vae" else "preemptible"

@@ -245,8 +245,6 @@ def test_snapshot_cannot_be_read_or_written(shell, name):
 
 # monitor.py and stragglers.py: a plain loop's numbers, slow data, and which rank is slow.
 
-SLOW_DATA = read_script("slow_data.py")
-UNUSED = read_script("unused_parameter.py")
 SLOW_RANK = read_script("slow_rank.py")
 
 
@@ -282,7 +280,8 @@ def plain_loop(steps):
 )
 def test_numbers_of_a_run_with_slow_data(shell, name):
     """They log the plain loop's numbers; and for stragglers.py, rank 1 is slow."""
-    script = patch(shell.folder, name, SLOW_DATA + UNUSED)
+    setup = read_script("slow_data.py") + read_script("unused_parameter.py")
+    script = patch(shell.folder, name, setup)
     lines = logged(shell.ranks(f"{script} 1 --log_every 8", 2).succeeds())
     assert list(lines) == [8, 16, 24, 32]
     reference = plain_loop(32)

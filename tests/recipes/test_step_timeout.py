@@ -57,12 +57,9 @@ def test_none_is_late(shell):
     assert set(re.findall(r"step timeout \| late: (.*) \| rank", job.output)) == {""}, job.output
 
 
-DEAD_STORE = read_script("dead_store.py")
-
-
 def test_store_that_does_not_answer(shell):
     """The rank ends all the same, by a timer of its own."""
-    script = patch(shell.folder, SCRIPT, DEAD_STORE)
+    script = patch(shell.folder, SCRIPT, read_script("dead_store.py"))
     job = shell.ranks(f"{script} 100 --step_timeout 2")
     assert job.wait() == 1
     assert "Timeout (0:00:01" in job.output and "in check\n" in job.output
