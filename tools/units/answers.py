@@ -95,11 +95,10 @@ def test(file, text, hint=""):
         )
     if hint and run.returncode in NOT_RUN:
         raise RuntimeError(f"{hint} did not run: {run.stdout}{run.stderr}")
-    found = re.search(r"^(FAILED|ERROR) tests/\w+/(.+?)(?: - .*)?$", run.stdout, re.MULTILINE)
+    found = re.search(r"^(?:FAILED|ERROR) tests/\w+/(.+?)(?: - .*)?$", run.stdout, re.MULTILINE)
     if not found:
         return None
-    name = hint if hint and found[1] == "ERROR" else found[2]
-    return name, run.stdout
+    return hint or short_name(file, found[1]), run.stdout
 
 
 def fall(cut, file, unit, hint):
@@ -119,7 +118,7 @@ def fall(cut, file, unit, hint):
         errors = OF_THE_CUT.findall(says)
         more = lines and errors and cut.tied(text, errors[-1], int(lines[-1]), pieces)
         if not more:
-            return short_name(file, name)
+            return name
         (pieces,) = cut.closures([pieces | more])
 
 
