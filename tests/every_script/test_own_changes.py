@@ -132,7 +132,7 @@ def options_with(script, epochs):
     return f"{epochs} 1 " + ("--global_batch_size 2048" if streamed else "--batch_size 1024")
 
 
-@pytest.mark.parametrize("script, broken, value", first(4, NOT_FINITE, LONG))
+@pytest.mark.parametrize("script, broken, value", first(2, NOT_FINITE, LONG))
 def test_no_weight_that_is_not_finite_is_saved(shell, script, broken, value):
     """Also if it is in one rank's shard."""
     write_text(shell.folder / "text", 8 + 12, 8)
@@ -177,7 +177,7 @@ SAVED = [
 ]
 
 
-@pytest.mark.parametrize("script, setup, ranks", first(4, SAVED, LONG))
+@pytest.mark.parametrize("script, setup, ranks", first(2, SAVED, LONG))
 def test_what_is_no_weight_may_be_infinite(shell, script, setup, ranks):
     """It is saved and resumed."""
     write_text(shell.folder / "text", 8 + 12, 8)
@@ -303,7 +303,7 @@ def test_a_passing_error_is_no_missing_snapshot(shell, script, call, options):
 
 
 # With steps of this length, a signal must be seen after so many of them.
-@pytest.mark.parametrize("seconds, steps", [(0.3, 4), (0.02, 60)])
+@pytest.mark.parametrize("seconds, steps", first(1, [(0.3, 4), (0.02, 60)], LONG))
 def test_a_signal_is_seen_within_a_second(shell, seconds, steps):
     slow = pause(f"{seconds} * int(os.environ['RANK'])")  # rank 0 waits for rank 1
     setup = f"{slow}{SIGNAL.replace('_any_rank_stops', 'no_such_method')}"  # at its own pace
@@ -380,7 +380,7 @@ def draw_by_weight(size, generator):
 
 
 @pytest.mark.parametrize("setup", [TIME_FIRST, WEIGHTS], ids=["time_first", "weights"])
-@pytest.mark.parametrize("script", ["resumable.py", "elastic_ddp.py"])
+@pytest.mark.parametrize("script", first(1, ["elastic_ddp.py", "resumable.py"], LONG))
 def test_samples_are_counted(shell, script, setup, monkeypatch):
     """Killed within an epoch, resumed at the next sample: along another dimension, or by weight.
 
@@ -429,6 +429,7 @@ def test_empty_data(shell, script):
     assert documented_error("division by zero") in job.output
 
 
+@pytest.mark.long
 def test_newest_snapshot_is_sent_between_cpus(shell):
     """With NCCL, each GPU would else hold the bytes of a snapshot."""
     folders = [shell.folder / "a", shell.folder / "b"]
@@ -460,7 +461,7 @@ def test_with_a_frozen_layer(shell, name):
 LATER = read_script("later_layer.py")
 
 
-@pytest.mark.parametrize("script", ["gpt/fsdp.py", *long("gpt/muon.py", "gpt/local_sgd.py")])
+@pytest.mark.parametrize("script", long("gpt/fsdp.py", "gpt/muon.py", "gpt/local_sgd.py"))
 def test_weight_without_a_gradient_yet(shell, script):
     """It is resumed, bit for bit, and said; a weight that a snapshot lacks is an error."""
     write_text(shell.folder / "text", 100, 8)

@@ -5,7 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from helpers import run
+from helpers import LONG, first, run
 
 from tests.faults import every_kill
 from tests.faults.chaos import ChaosRun
@@ -27,16 +27,25 @@ def test_files_that_are_not_taken(file, reason):
 
 @pytest.mark.parametrize(
     ("file", "old_and_new", "at", "wrong"),
-    [
-        ("resumable.py", ("", ""), "rank:0:* node0/snapshot.pt.tmp:2", ""),
-        ("resumable.py", ("", ""), "power*:0:log:3", ""),
-        ("resumable.py", TMP, "all:0:write*:100", "cannot load"),
-        ("resumable.py", FSYNC, "power:0:log:3", "cannot load"),
-        ("resumable.py", POSITION, "rank:0:step:5", "it resumes from (1, 0)"),
-        ("gpt/async_save.py", ("", ""), "all:0:open*_000000000008/.metadata.tmp:1", ""),
-        ("recipes/monitor.py", ("", ""), "rank:?:step:5", ""),  # of both ranks
-        ("recipes/monitor.py", ("self.epochs_run = s", "s"), "rank:0:step:5", "resumes from (0,"),
-    ],
+    first(
+        3,
+        [
+            ("resumable.py", ("", ""), "rank:0:* node0/snapshot.pt.tmp:2", ""),
+            ("resumable.py", TMP, "all:0:write*:100", "cannot load"),
+            ("resumable.py", POSITION, "rank:0:step:5", "it resumes from (1, 0)"),
+            ("resumable.py", ("", ""), "power*:0:log:3", ""),
+            ("resumable.py", FSYNC, "power:0:log:3", "cannot load"),
+            ("gpt/async_save.py", ("", ""), "all:0:open*_000000000008/.metadata.tmp:1", ""),
+            ("recipes/monitor.py", ("", ""), "rank:?:step:5", ""),  # of both ranks
+            (
+                "recipes/monitor.py",
+                ("self.epochs_run = s", "s"),
+                "rank:0:step:5",
+                "resumes from (0,",
+            ),
+        ],
+        LONG,
+    ),
 )
 def test_kills(tmp_path, file, old_and_new, at, wrong):
     script = tmp_path / Path(file).name
@@ -50,10 +59,10 @@ def test_kills(tmp_path, file, old_and_new, at, wrong):
         assert wrong in result if wrong else result == "", (name, result)
 
 
-@pytest.mark.parametrize("first, good", [(2, False), (3, True)])
-def test_chaos_sees_a_loss(first, good):
+@pytest.mark.parametrize("start, good", [(2, False), (3, True)])
+def test_chaos_sees_a_loss(start, good):
     """An older snapshot is resumed from, though the run then comes further than the one lost."""
-    lives = [range(1, 4), range(first, 6)]
+    lives = [range(1, 4), range(start, 6)]
     saved = [[f"epoch {n} | loss 1 | saved a.pt\n" for n in life] for life in lives]
     log = "".join("epochs done\n" + "".join(life) for life in saved)
     assert ChaosRun.never_older(SimpleNamespace(read=lambda: log)) == good

@@ -109,6 +109,7 @@ def test_stopped_in_the_middle(shell, nothing_is_left, victim):
     assert job.wait() != 0
 
 
+@pytest.mark.long
 @needs_namespaces
 def test_job_files(cluster, shell):
     """Each trains as the same stage does by hand, with global batches of 64 in all of them.

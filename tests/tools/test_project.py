@@ -78,6 +78,7 @@ ACCESS = "    if not args.snapshot_path or not os.access("
 CHECK = (ACCESS, f'    if args.total_epochs > 10**6:\n        parser.error("too many")\n{ACCESS}')
 
 
+@pytest.mark.long
 def test_cascade_carries_an_edit_to_every_stage(copy):
     edit(copy / "singlegpu.py", "default=50", "default=60")
     # A check where later files have theirs, which all stay.
@@ -94,6 +95,7 @@ def test_cascade_carries_an_edit_to_every_stage(copy):
     assert all("--account=ours" in (copy / step.file).read_text() for step in steps.JOB_STEPS)
 
 
+@pytest.mark.long
 def test_cascade_goes_round_a_conflict(copy):
     """Scripts that have changed the edited line are named; the others have it."""
     edit(copy / "singlegpu.py", "lr=0.01", "lr=0.02")
@@ -208,7 +210,6 @@ WITH_PEERS = pytest.mark.skipif(
 # What is run here, at its smallest size, and something that it prints.
 COMMANDS = [
     ("make help", "make learn"),
-    ("make lint", "ruff format --check"),
     ("make --dry-run bench PEERS=1", "bench.epoch_time --peers"),
     ("make --dry-run check STAGE=multigpu FILE=a.py", "judge.check multigpu 'a.py'"),
     ("python -m tools.chain.run --help", "usage: run.py"),
