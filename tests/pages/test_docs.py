@@ -2,13 +2,13 @@
 
 import json
 import os
-import random
 import re
 import shutil
 import sys
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from pathlib import Path
+from urllib.parse import parse_qsl
 
 import pytest
 from browser import browser_of, needs_browser, served
@@ -287,35 +287,41 @@ def test_composed_in_the_page(site):
         assert "hsdp.py" in page.inner_text("#compose code")
 
 
-# Returns the rows of both tables of the calculator, for each list of values of its fields.
-CALCULATE = """(inputs) => inputs.map((values) => {
-  const form = document.querySelector("#calculator form");
-  for (const [name, value] of Object.entries(values)) form.elements[name].value = value;
-  for (const name of ["compile", "llama"]) form.elements[name].checked = values[name];
-  form.dispatchEvent(new Event("input", { bubbles: true }));
-  const tables = [...document.querySelectorAll("#calculator table")];
-  const texts = (row) => [...row.cells].map((cell) => cell.textContent);
-  return tables.map((table) => [...table.tBodies[0].rows].map(texts));
-})"""
+# Links into the page with a calculator: together, they need all of its formulas.
+CALCULATIONS = [
+    "params=0.5&gpus=1&batch_size=1",
+    "params=3.3&gpus=8&gpu_memory=24&batch_size=3&context=512&compile=yes",
+    "params=8&gpus=64&batch_size=2",
+    "params=13&gpus=12&batch_size=5&context=4096&loss_chunks=8",
+    "params=70&gpus=100&gpu_memory=141&batch_size=1&llama=yes",
+    "params=70&gpus=2048&batch_size=1&compile=yes&llama=yes",
+    "params=8&gpus=16384&batch_size=1&context=2048",
+    "params=1.6&gpus=7&gpu_memory=40&batch_size=8&context=1024&loss_chunks=4&compile=yes",
+    "params=405&gpus=16384&gpu_memory=192&batch_size=1&context=32768&loss_chunks=8&llama=yes",
+    "params=1000&gpus=512&batch_size=2",
+]
+# Returns the rows of the calculator, a text each.
+ROWS = """[...document.querySelectorAll("#calculator tbody tr")].map(
+  (row) => [...row.cells].map((cell) => cell.textContent).join(" ")
+)"""
+
+
+def calculate(query, monkeypatch, capsys):
+    """Returns what tools/formulas/calculator.py prints about what a link asks the page for."""
+    values = dict(parse_qsl(query))
+    options = {"compile": "--compile", "llama": "--block=llama"}
+    arguments = [option for name, option in options.items() if name in values]
+    for name in values.keys() - {*options, "recompute"}:
+        unit = "e9" if name in ("params", "gpu_memory") else ""
+        arguments.append(f"--{name}={values[name]}{unit}")
+    monkeypatch.setattr(sys, "argv", ["calculator.py", *arguments])
+    calculator.main()
+    return capsys.readouterr().out
 
 
 @needs_browser
 def test_calculator_in_the_page(site, monkeypatch, capsys):
     """Its figures are those of tools/formulas/calculator.py; its state stands in the address."""
-    rng = random.Random(0)
-    inputs = [
-        {
-            "params": round(10 ** rng.uniform(0, 3), 1),
-            "gpus": rng.choice([rng.randint(1, 100), 2 ** rng.randint(0, 14)]),
-            "gpu_memory": rng.choice([24, 40, 80, 141, 192]),
-            "batch_size": rng.randint(1, 8),
-            "context": 2 ** rng.randint(9, 15),
-            "loss_chunks": rng.choice([1, 8]),
-            "compile": rng.random() < 0.5,
-            "llama": rng.random() < 0.5,
-        }
-        for _ in range(200)
-    ]
     with browser_of(site) as (page, address):
         page.goto(f"{address}/choose.html?params=70&gpus=512&batch_size=1")
         assert page.locator("#calculator [name=params]").input_value() == "70"
@@ -324,21 +330,29 @@ def test_calculator_in_the_page(site, monkeypatch, capsys):
         page.locator("#calculator [type=range] >> nth=1").focus()
         page.keyboard.press("End")
         assert "params=70&gpus=16384&" in page.url and "recompute=yes" in page.url
-        shown = page.evaluate(CALCULATE, inputs)
-    for values, (ways, parts) in zip(inputs, shown, strict=True):
-        arguments = [f"--{name}={value}" for name, value in [*values.items()][:-2]]
-        arguments[0] = f"--params={values['params'] * 1e9!r}"
-        arguments[2] = f"--gpu_memory={values['gpu_memory'] * 1e9!r}"
-        arguments += ["--compile"] * values["compile"] + ["--block=llama"] * values["llama"]
-        monkeypatch.setattr(sys, "argv", ["calculator.py", *arguments])
-        calculator.main()
-        rows = re.findall(r"^(\w.*?)  +([\d,. ]+?)(?: +(yes|no))?$", capsys.readouterr().out, re.M)
-        fits = {name: word for name, _, word in rows if word}
-        assert parts == [[name, *numbers.split()] for name, numbers, word in rows if word], values
-        speeds = {name: numbers.split()[-1] for name, numbers, word in rows if not word}
-        expected = [[name, fits[name], speeds.get(name, "\N{EN DASH}")] for name in fits]
-        assert [[way[0], *way[2:]] for way in ways] == expected, values
-        assert [way[1] for way in ways] == [row[-1] for row in parts]
+        for query in CALCULATIONS:
+            page.goto(f"{address}/choose.html?{query}&recompute=yes")
+            printed = calculate(query, monkeypatch, capsys)
+            speeds = dict(re.findall(r"^(\w.*?)  +[\d,]+ +\S+ +(\S+)$", printed, re.MULTILINE))
+            ways, parts = [], []
+            row = r"^(\w.*?) +((?:[\d.]+ +){7})(yes|no)$"
+            for name, numbers, fits in re.findall(row, printed, re.MULTILINE):
+                speed = speeds.get(name, "\N{EN DASH}")
+                ways.append(f"{name} {numbers.split()[-1]} {fits} {speed}")
+                parts.append(" ".join([name, *numbers.split()]))
+            assert page.evaluate(ROWS) == ways + parts, query
+
+
+def test_worked_questions(monkeypatch, capsys):
+    """Each number of an answer in docs/choose.md is one of the calculator's, for its links."""
+    text = (ROOT / "docs" / "choose.md").read_text()
+    answers = text.split("### Two questions")[1].split("\n## ")[0].split("<details")[1:]
+    assert len(answers) == 2
+    for answer in answers:
+        queries = re.findall(r"\.md\?([\w=&]+)", answer)
+        calculated = " ".join(calculate(query, monkeypatch, capsys) for query in queries).split()
+        claimed = re.findall(r"(\d+\.\d)\s+GB", answer) + re.findall(r"(\S+)\s+tokens/s", answer)
+        assert claimed and set(claimed) <= set(calculated), (answer, calculated)
 
 
 @needs_browser
@@ -346,15 +360,13 @@ def test_what_a_training_costs(site):
     """Of the tokens of a second that the page shows: hours, GPU hours and money."""
     with browser_of(site) as (page, address):
         page.goto(f"{address}/cost.html?params=8&gpus=64&tokens=100&price=3&recompute=yes")
-        rows = page.locator("#calculator table >> nth=0").locator("tr.fits").all_inner_texts()
+        row = page.locator("#calculator tr.fits").first.inner_text()
         page.fill("[name=tokens]", "0")
         assert "Tokens, billions" in page.inner_text("#calculator [role=status]")
-    assert rows
-    for row in rows:
-        *_, speed, hours, gpu_hours, cost = row.replace(",", "").split("\t")
-        assert float(hours) == pytest.approx(100e9 / float(speed) / 3600, rel=0.1)
-        assert float(gpu_hours) == pytest.approx(64 * float(hours), rel=0.1)
-        assert float(cost) == pytest.approx(3 * float(gpu_hours), rel=0.1)
+    speed, hours, gpu_hours, cost = map(float, row.replace(",", "").split("\t")[3:])
+    assert hours == pytest.approx(100e9 / speed / 3600, rel=0.1)
+    assert gpu_hours == pytest.approx(64 * hours, rel=0.1)
+    assert cost == pytest.approx(3 * gpu_hours, rel=0.1)
 
 
 def test_diffs_lead_to_the_whole_file(site):
