@@ -133,8 +133,9 @@ def test_a_right_file_passes(tmp_path):
     terminal.sendline("n")
     terminal.expect("Repair.*q: quit")
     shutil.copy(ROOT / "singlegpu.py", tmp_path / "singlegpu" / "repair_2.py")
-    terminal.expect("all 14 checks passed.*Repair.*. ✓ >")
-    terminal.close()
+    terminal.expect("all 14 checks passed.*Repair.*. ✓ >.*q: quit")
+    terminal.send("q")
+    terminal.expect(pexpect.EOF)
 
 
 def test_without_a_terminal(tmp_path):

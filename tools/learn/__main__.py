@@ -65,10 +65,10 @@ def edit(exercise, folder, keys):
     edited = file.exists() and file.read_text() != exercise.source()
     exercise.write(folder)
     judged = 0 if edited else saved(file)  # what was saved before is judged at once
-    say(f"Edit {file}: each save is judged.")
-    say(KEYS)
     terminal = termios.tcgetattr(sys.stdin)
     tty.setcbreak(sys.stdin)  # keys come without Enter
+    say(f"Edit {file}: each save is judged.")
+    say(KEYS)
     try:
         judging = exercise.stage, file, toy_task, exercise.check, judged
         return watch(*judging, leave=keys.leave, note=DURING_A_CHECK)
