@@ -290,14 +290,14 @@ def test_composed_in_the_page(site):
 # Links into the page with a calculator: together, they need all of its formulas.
 CALCULATIONS = [
     "params=0.5&gpus=1&batch_size=1",
-    "params=3.3&gpus=8&gpu_memory=24&batch_size=3&context=512&compile=yes",
+    "params=0.5&gpus=8&gpu_memory=24&batch_size=1&context=256&compile=yes",
     "params=8&gpus=64&batch_size=2",
     "params=13&gpus=12&batch_size=5&context=4096&loss_chunks=8",
     "params=70&gpus=100&gpu_memory=141&batch_size=1&llama=yes",
     "params=70&gpus=2048&batch_size=1&compile=yes&llama=yes",
-    "params=8&gpus=16384&batch_size=1&context=2048",
+    "params=1&gpus=16384&batch_size=1&context=256",
     "params=1.6&gpus=7&gpu_memory=40&batch_size=8&context=1024&loss_chunks=4&compile=yes",
-    "params=405&gpus=16384&gpu_memory=192&batch_size=1&context=32768&loss_chunks=8&llama=yes",
+    "params=405&gpus=16384&gpu_memory=192&batch_size=1&context=262144&loss_chunks=64&llama=yes",
     "params=1000&gpus=512&batch_size=2",
 ]
 # Returns the rows of the calculator, a text each.
