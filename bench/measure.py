@@ -3,14 +3,13 @@
     torchrun --standalone --nproc_per_node=2 -m bench.measure
 
 Prints the time and the bus bandwidth of all-reduces of several sizes, and how long a step of the
-model of gpt/pretrain.py takes, with and without its all-reduce. --json keeps the figures.
+model of gpt/pretrain.py takes, with and without its all-reduce.
 """
 
-import argparse
 import functools
-import json
 import os
 import statistics
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,9 +24,11 @@ from gpt.pretrain import GPT, TextDataset, configure_optimizer, next_byte_loss
 SIZES = [2**n for n in (10, 14, 18, 20)]  # bytes
 GPU_SIZES = [*SIZES, 2**25, 2**28, 2**30]
 N_LAYER, N_HEAD, N_EMBD, CONTEXT = 4, 2, 128, 64
+BATCH_SIZE = 32  # per rank
+REPETITIONS = 10
 
 
-def median_time(function, repetitions):
+def median_time(function, repetitions=REPETITIONS):
     """Returns the seconds of a call of `function` on the slowest rank, after one to warm up."""
     wait_for_device = torch.cuda.synchronize if torch.cuda.is_available() else torch.cpu.synchronize
     seconds = torch.zeros(repetitions + 1)
@@ -43,25 +44,28 @@ def median_time(function, repetitions):
     return statistics.median(torch.stack(slowest).amax(0)[1:].tolist())
 
 
-def bus_bandwidth(size, seconds, ranks):
-    """Returns the bytes per second that cross each rank's link, by nccl-tests' definition."""
-    return 2 * (ranks - 1) / ranks * size / seconds
+def measure_all_reduces(device):
+    print(f"{'all-reduce, bytes':>18}{'ms':>10}{'busbw MB/s':>12}")
+    ranks = dist.get_world_size()
+    for size in GPU_SIZES if device.type == "cuda" else SIZES:
+        tensor = torch.zeros(size // 4, device=device)
+        seconds = median_time(functools.partial(dist.all_reduce, tensor))
+        # The bytes per second that cross each rank's link, by nccl-tests' definition.
+        bandwidth = 2 * (ranks - 1) / ranks * size / seconds / 1e6
+        print(f"{size:>18,}{seconds * 1e3:>10.2f}{bandwidth:>12.1f}")
 
 
-def measure_training(batch_size, repetitions, device):
-    """Trains a GPT by DDP, on batches of `batch_size` chunks of text.
-
-    Returns the bytes of its gradients, the seconds of a step, and how many of these it waits for
-    the all-reduce: those that it takes longer than a step without one.
-    """
+def measure_training(device):
+    """Trains a GPT by DDP; a step waits for its all-reduce as long as one without is faster."""
     torch.manual_seed(0)
     dataset = TextDataset(Path(statistics.__file__), CONTEXT)  # any text
     sampler = RandomSampler(dataset, replacement=True, num_samples=10**6)
-    batches = iter(DataLoader(dataset, batch_size, sampler=sampler))
+    batches = iter(DataLoader(dataset, BATCH_SIZE, sampler=sampler))
     sizes = {"n_layer": N_LAYER, "n_head": N_HEAD, "n_embd": N_EMBD, "context": CONTEXT}
     model = GPT(SimpleNamespace(**sizes, recompute=False)).to(device)
     model.init_weights(seed=0)
     optimizer = configure_optimizer(model, 1e-3)
+    gradients = 4 * sum(p.numel() for p in model.parameters()) / 1e6
     model = nn.parallel.DistributedDataParallel(model)
 
     def run_step():
@@ -74,49 +78,17 @@ def measure_training(batch_size, repetitions, device):
         with model.no_sync():
             run_step()
 
-    step, alone = (median_time(run, repetitions) for run in (run_step, run_step_alone))
-    return {
-        "name": f"{batch_size} chunks per rank",
-        "gradient_bytes": 4 * sum(p.numel() for p in model.parameters()),
-        "step": step,
-        "wait": max(0.0, step - alone),
-    }
-
-
-def measure(args, device):
-    """Returns the figures; see `report`."""
-    figures = {"ranks": dist.get_world_size(), "all_reduce": {}}
-    for size in GPU_SIZES if device.type == "cuda" else SIZES:
-        all_reduce = functools.partial(dist.all_reduce, torch.zeros(size // 4, device=device))
-        figures["all_reduce"][size] = median_time(all_reduce, args.repetitions)
-    figures["trainings"] = [
-        measure_training(size, args.repetitions, device) for size in args.batch_size
-    ]
-    return figures
-
-
-def report(figures):
-    ranks = figures["ranks"]
-    print(f"{'all-reduce, bytes':>18}{'ms':>10}{'busbw MB/s':>12}")
-    for size, seconds in figures["all_reduce"].items():
-        bandwidth = bus_bandwidth(size, seconds, ranks) / 1e6
-        print(f"{size:>18,}{seconds * 1e3:>10.2f}{bandwidth:>12.1f}")
-    for training in figures["trainings"]:
-        step, wait = (1e3 * training[name] for name in ("step", "wait"))
-        size = f"{training['gradient_bytes'] / 1e6:.1f} MB of gradients"
-        print(f"{training['name']}, {size}: {step:.0f} ms per step, {wait:.0f} of them waiting")
+    step = 1e3 * median_time(run_step)
+    wait = max(0.0, step - 1e3 * median_time(run_step_alone))
+    print(
+        f"{BATCH_SIZE} chunks per rank, {gradients:.1f} MB of gradients:"
+        f" {step:.0f} ms per step, {wait:.0f} of them waiting"
+    )
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--batch_size", type=int, nargs="+", default=[32], help="per rank")
-    parser.add_argument("--repetitions", type=int, default=10)
-    parser.add_argument("--json")
-    args = parser.parse_args()
-    if min(args.repetitions, *args.batch_size) < 1:
-        parser.error("--repetitions and --batch_size must be 1 or more")
     if "LOCAL_RANK" not in os.environ:
-        parser.error("start this script with torchrun, as its first lines show")
+        sys.exit("start this script with torchrun, as its first lines show")
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -124,11 +96,10 @@ def main():
         dist.init_process_group("nccl", device_id=device)
     else:
         dist.init_process_group("gloo")
-    figures = measure(args, device)
-    if dist.get_rank() == 0:
-        report(figures)
-        if args.json:
-            Path(args.json).write_text(json.dumps(figures))
+    if dist.get_rank() > 0:
+        sys.stdout = None  # rank 0 prints
+    measure_all_reduces(device)
+    measure_training(device)
     time.sleep(0.1)  # as in multinode.py
     dist.destroy_process_group()
 
