@@ -1,45 +1,18 @@
-"""Watch it run: what is recorded is what runs, and the player tells it right."""
+"""The recordings of docs/watch.md: they are what the scripts do, and the player tells it right."""
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 import torch
 from browser import browser_of, needs_browser
-from helpers import (
-    SCRIPTS,
-    SHORT_VAL,
-    VAL_CHUNKS,
-    first,
-    load_state,
-    patch,
-    read_script,
-    resize,
-    run,
-)
-from rankcheck.launch.scripts import launcher
+from helpers import SHORT_VAL, VAL_CHUNKS, first, load_state, patch, read_script, resize, run
 from rankcheck.watch.page import write_page
 
 from tools.launch.snapshots import write_text
 from tools.steps import ROOT
 from tools.watch.recordings import RECORDINGS
 from tools.watch.series import RUNS, record_file
-
-SAVES = "        if not self.is_main:\n            return\n        snapshot = {"
-BATCH = "            self._run_batch(inputs, targets)\n"
-RANK_1 = f"{BATCH}            if dist.get_rank() == 1:\n                "
-
-
-def toy(folder, file, *changes):
-    """Writes a file with 16 samples, and changed."""
-    text = (ROOT / file).read_text()
-    for old, new in [("ToyDataset(2048)", "ToyDataset(16)"), *changes]:
-        assert text.count(old) == 1
-        text = text.replace(old, new)
-    (folder / Path(file).name).write_text(text)
-    return folder / Path(file).name
-
 
 RECORD = """
 from rankcheck.watch import recorder
@@ -49,25 +22,18 @@ recorder.install()
 ASK_ALWAYS = """
 script.Trainer.next_check = property(lambda self: self.steps, lambda self, step: None)
 """
-TINY = "--n_layer 1 --n_head 2 --n_embd 16 --context 8 --text text --generate 0"
-TINY += f" {SHORT_VAL}"
-STAGES = [(file, ranks, "") for file in SCRIPTS[2:] for ranks in (1, 2, 3)]
-OTHERS = [
-    ("singlegpu.py", 1, ""),
-    ("multigpu.py", 2, ""),
-    ("by_hand/ddp.py", 2, ""),
-    ("by_hand/zero.py", 3, ""),
+TINY = f"--n_layer 1 --n_head 2 --n_embd 16 --context 8 --text text --generate 0 {SHORT_VAL}"
+RECORDED = [
+    ("recipes/fsdp.py", 2, ""),
+    ("multinode.py", 3, ""),
     ("by_hand/fsdp.py", 3, ""),
-    ("gpt/fsdp.py", 2, TINY),
     ("gpt/hsdp.py", 4, f"{TINY} --shard_size 2"),
     ("gpt/tensor_parallel.py", 4, f"{TINY} --tp_size 2"),
     ("gpt/slow_network.py", 2, f"{TINY} --compress"),
 ]
 
 
-@pytest.mark.parametrize(
-    "file, ranks, options", first(1, [("recipes/fsdp.py", 2, ""), *STAGES, *OTHERS])
-)
+@pytest.mark.parametrize("file, ranks, options", first(1, RECORDED))
 def test_recording_changes_nothing(shell, file, ranks, options):
     """The weights are the same, bit for bit, and so is the order of the collectives."""
     folders = [shell.folder / name for name in ("plain", "recorded")]
@@ -75,84 +41,48 @@ def test_recording_changes_nothing(shell, file, ranks, options):
         (folder / "events").mkdir(parents=True)
         write_text(folder / "text", 12 + VAL_CHUNKS, 8)
         script = patch(folder, file, ("" if options else resize(16)) + ASK_ALWAYS + setup)
-        size = "global_batch_size" if file == "elastic_ddp.py" else "batch_size"
-        command = f"{script} 2 1 --{size} 4 {options}"
         variables = {"WATCH_FOLDER": str(folder / "events"), "WATCH_FILE": str(ROOT / file)}
-        shell.ranks_on([folder] * ranks, command, **variables).succeeds()
+        job = shell.ranks_on(
+            [folder] * ranks, f"{script} 2 1 --batch_size 4 {options}", **variables
+        )
+        job.succeeds()
     plain, recorded = (load_state(folder, "model") for folder in folders)
     assert all(torch.equal(plain[name], recorded[name]) for name in plain | recorded)
     operations = {}
     for path in folders[1].rglob("*.jsonl"):
         events = [json.loads(line) for line in path.read_text().splitlines()]
-        rank = next((event[2]["rank"] for event in events if "rank" in event[2]), "0")
+        rank = next(event[2]["rank"] for event in events if "rank" in event[2])
         operations[rank] = [event[4] for event in events if event[4]]
     logs = {path.name[0]: json.loads(path.read_text()) for path in folders[0].glob("*.log.json")}
     assert operations == logs and len(logs) == ranks
 
 
-def watch(folder, script, *options):
-    """Has the command write a page of a script; returns what it prints."""
-    command = ["rankcheck", "watch", *options, "-o", folder / "page.html", script]
-    result = run(*command, "2", "1", "--batch_size", "4")
-    assert result.returncode == 0, result.stderr
-    return result.stdout
-
-
-def last_step(page):
-    slider = page.locator(".watch input")
-    slider.fill(slider.get_attribute("max"))
-    return page.locator(".says").inner_text()
-
-
 @pytest.mark.long
 @needs_browser
-@pytest.mark.parametrize(
-    "change, rank_0, rank_1",
-    [
-        (
-            (
-                SAVES,
-                SAVES.replace("        snapshot", "        dist.barrier(None)\n        snapshot"),
-            ),
-            ("dist.barrier(None)", "barrier"),
-            ("loss.backward()", "DDP: all-reduce 165 gradients"),
-        ),
-        (
-            (BATCH, f"{RANK_1}break\n"),
-            ("loss = self.", "DDP: agree on buckets"),
-            ("dist.all_reduce(", "all_reduce"),
-        ),
-        (
-            (BATCH, f"{RANK_1}time.sleep(9999)\n"),
-            ("loss = self.", "DDP: agree on buckets"),
-            ("time.sleep(9999)", "a call that does not return"),
-        ),
-    ],
-    ids=["a barrier of one rank", "a rank leaves early", "a rank does something else"],
-)
-def test_hang(tmp_path, change, rank_0, rank_1):
-    script = toy(tmp_path, "multinode.py", change)
-    assert watch(tmp_path, script).startswith("The run hangs.")
+def test_hang(tmp_path):
+    """The end of the page says which rank waits in which line, and for what."""
+    batch = "            self._run_batch(inputs, targets)\n"
+    text = (ROOT / "multinode.py").read_text().replace("ToyDataset(2048)", "ToyDataset(16)")
+    sleep = "            if dist.get_rank() == 1:\n                time.sleep(9999)\n"
+    assert text.count(batch) == 1
+    script = tmp_path / "multinode.py"
+    script.write_text(text.replace(batch, batch + sleep))
+    command = ["rankcheck", "watch", "-o", tmp_path / "page.html", script]
+    result = run(*command, "2", "1", "--batch_size", "4")
+    assert result.stdout.startswith("The run hangs."), result.stdout + result.stderr
     with browser_of(tmp_path) as (page, address):
         page.goto(f"{address}/page.html")
         said = page.locator(".says").inner_text()  # it opens at its end
     lines = script.read_text().splitlines()
-    waits = ""
-    for rank, (start, what) in enumerate((rank_0, rank_1)):
-        (number,) = [n for n, line in enumerate(lines, 1) if line.strip().startswith(start)]
-        waits += f"Rank {rank} waits in line {number}: {what}. "
-    assert said == f"{waits}They do not match: each waits for a call that the other never makes."
-
-
-@pytest.mark.long
-def test_launcher_that_is_named(tmp_path):
-    """Where the script does not show that its ranks come from torchrun."""
-    script = toy(tmp_path, "multigpu_torchrun.py", ('["LOCAL_RANK"]', '["LOCAL_" "RANK"]'))
-    hidden = 'vars(dist)["init_process" "_group"]'
-    text = script.read_text().replace("dist.init_process_group", hidden)
-    script.write_text(text)
-    assert launcher(text) == "python"
-    assert watch(tmp_path, script, "--launcher", "torchrun").startswith("The run has ended.")
+    backward, sleeping = (
+        next(number for number, line in enumerate(lines, 1) if line.strip().startswith(start))
+        for start in ("loss = self.", "time.sleep(9999)")
+    )
+    assert said == (
+        f"Rank 0 waits in line {backward}: DDP: agree on buckets. "
+        f"Rank 1 waits in line {sleeping}: a call that does not return. "
+        "They do not match: each waits for a call that the other never makes."
+    )
 
 
 @needs_browser
@@ -179,12 +109,12 @@ def test_groups(tmp_path):
     ]
 
 
-def go_to(page, collective, player=".watch"):
+def go_to(page, collective):
     """Presses "Next collective" until the player names one."""
     for _ in range(30):
-        if collective in page.locator(f"{player} .says").inner_text():
+        if collective in page.locator(".watch .says").inner_text():
             return
-        page.click(f"{player} button:text('Next collective')")
+        page.click(".watch button:text('Next collective')")
     raise AssertionError(f"no {collective}")
 
 
@@ -204,7 +134,9 @@ def test_player(site):
         assert float(mean[0]) == pytest.approx(sum(map(float, own)) / 2, rel=1e-4)
         for file, recording in json.loads(RECORDINGS.read_text()).items():
             page.select_option(".watch select", file)
-            said = last_step(page)
+            slider = page.locator(".watch input")
+            slider.fill(slider.get_attribute("max"))
+            said = page.locator(".says").inner_text()
             assert said.endswith(" failed." if recording["end"] else "The run has ended."), file
             assert ("They do not match" in said) == ("fault" in file)
             events = [event for rank in recording["attempts"][-1] for event in rank]
