@@ -18,7 +18,15 @@ POSITION = ("self.samples_run = snapshot", "snapshot")
 
 @pytest.mark.parametrize(
     ("file", "reason"),
-    [("multigpu.py", "starts its ranks itself"), ("gpt/ask.py", "has no trainer"), ("a", "is no")],
+    first(
+        1,
+        [
+            ("multigpu.py", "starts its ranks itself"),
+            ("gpt/ask.py", "has no trainer"),
+            ("a", "is no"),
+        ],
+        LONG,
+    ),
 )
 def test_files_that_are_not_taken(file, reason):
     result = run("python", "-m", "tests.faults.every_kill", file)

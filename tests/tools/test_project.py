@@ -212,7 +212,7 @@ COMMANDS = [
     ("make help", "make learn"),
     ("make --dry-run bench PEERS=1", "bench.epoch_time --peers"),
     ("make --dry-run check STAGE=multigpu FILE=a.py", "judge.check multigpu 'a.py'"),
-    ("python -m tools.chain.run --help", "usage: run.py"),
+    pytest.param("python -m tools.chain.run --help", "usage: run.py", marks=pytest.mark.long),
     ("python -m tools.edits 1", "class Trainer:"),
     ("python -m tools.formulas.scaling", "best interval"),
     # Which figures come out depends on the machine.

@@ -57,8 +57,8 @@ def run(script, arguments, variables, folder, log, disk_is_full, listener):
     finally:
         threading._shutdown()  # as Python does first: waits for threads
         for child in multiprocessing.active_children():
-            # Python would end it by SIGTERM, and wait without a limit for one that is still starting,
-            # which has the rank's handler.
+            # Python would send SIGTERM, and wait without a limit for one that is still starting: it
+            # has the rank's handler.
             if child.daemon:
                 child.kill()
         atexit._run_exitfuncs()  # multiprocessing would leave them out
