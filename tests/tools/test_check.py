@@ -13,7 +13,7 @@ from helpers import first, own_modules, run
 from rankcheck.launch.jobs import TIMEOUT_S, TimeLimit, environments
 
 from tools.judge.check import load_task
-from tools.judge.checks import Judge, explanation, judge, toy_task
+from tools.judge.checks import explanation, judge, make_judge, toy_task
 from tools.judge.run import WrongError
 from tools.judge.stages import EPOCHS, STAGES
 from tools.steps import ROOT
@@ -82,7 +82,7 @@ def test_misuse(tmp_path):
 
 def test_repeated_samples(tmp_path):
     """Two ranks may repeat one, as DistributedSampler does to give all as many; but not two."""
-    judge = Judge(STAGES["multigpu"], ROOT / "multigpu.py", toy_task, tmp_path)
+    judge = make_judge(STAGES["multigpu"], ROOT / "multigpu.py", toy_task, tmp_path)
     epoch = [*judge.indices, *judge.indices][: 2048 + 1]
     run = SimpleNamespace(steps=[[0] * EPOCHS] * 2, batches=lambda: [epoch] * EPOCHS)
     judge.count_samples(run)

@@ -9,7 +9,7 @@ import pytest
 from helpers import IGNORED, LONG, NIGHTLY, first, run
 
 from tools import edits
-from tools.judge.checks import Judge, judge, toy_task
+from tools.judge.checks import judge, make_judge, toy_task
 from tools.judge.run import WrongError
 from tools.judge.stages import STAGES
 from tools.steps import ROOT
@@ -35,7 +35,7 @@ def set_back(monkeypatch):
 def judge_of(folder, edit):
     file = folder / "own.py"
     file.write_text(edit.source())
-    return Judge(STAGES[edit.stage], file, toy_task, folder)
+    return make_judge(STAGES[edit.stage], file, toy_task, folder)
 
 
 @pytest.mark.parametrize("name", LISTS)

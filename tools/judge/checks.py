@@ -28,15 +28,14 @@ def toy_task():
     return model, singlegpu.ToyDataset(2048), nn.MSELoss(), optimizer
 
 
-class Judge(ToyJudge):
-    """Makes what judges a script, of the class of its stage's kind, as pathlib.Path does."""
-
-    def __new__(cls, stage, *args):
-        if stage.reference:
-            return GptJudge(stage, *args)
-        if stage.shards:
-            return ShardsJudge(stage, *args)
-        return ToyJudge(stage, *args)
+def make_judge(stage, file, task, folder):
+    """Returns what judges a script: an object of the class of its stage's kind."""
+    kind = ToyJudge
+    if stage.shards:
+        kind = ShardsJudge
+    if stage.reference:
+        kind = GptJudge
+    return kind(stage, file, task, folder)
 
 
 def explanation(check):
@@ -72,7 +71,7 @@ def judge(name, file, task, folder, first="", interrupted=lambda: False, note=""
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # judged the same everywhere
     stage = STAGES[name]
-    judge = Judge(stage, file, task, folder)
+    judge = make_judge(stage, file, task, folder)
     judge.forks = bool(first)
     width = min(shutil.get_terminal_size((100, 24)).columns, 100) - 6
     failed = []

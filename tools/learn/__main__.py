@@ -108,7 +108,10 @@ class Progress:
         self.exercises = read_exercises()
         folder.mkdir(parents=True, exist_ok=True)
         self.file = folder / "progress.json"
-        state = json.loads(self.file.read_text()) if self.file.exists() else {}
+        try:
+            state = json.loads(self.file.read_text()) if self.file.exists() else {}
+        except json.JSONDecodeError:
+            sys.exit(f"{self.file} is damaged: delete it to begin afresh")
         self.passed = state.get("passed", {})
         self.number = state.get("number", 0)  # its name might give a fault away
 

@@ -12,7 +12,7 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
-from rankcheck.launch.jobs import environment
+from rankcheck.launch.jobs import environment, free_port
 
 from tools.edits import read
 from tools.judge.stages import STAGES
@@ -98,7 +98,11 @@ class Exercise:
                 Path(folder, path.name).symlink_to(path)
             streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "text": True}
             streams["stderr"] = subprocess.STDOUT
-            options = {"shell": True, "cwd": folder, "env": environment()}
+            options = {
+                "shell": True,
+                "cwd": folder,
+                "env": environment() | {"PORT": str(free_port())},
+            }
             output = subprocess.run(self.command, **streams, **options).stdout
         *_, found = ["not known, since the run failed", *re.findall(self.pattern, output, re.M)]
         return output, found

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.judge.checks import Judge, WrongError, toy_task
+from tools.judge.checks import make_judge, WrongError, toy_task
 from tools.judge.stages import STAGES
 from tools.steps import ROOT
 from tools.units.stored import DOCSTRING, NOTHING, digests, first_sentence
@@ -33,7 +33,7 @@ def judge(file, path):
     if name not in STAGES:
         return None
     with tempfile.TemporaryDirectory() as folder:
-        judge = Judge(STAGES[name], path, toy_task, Path(folder))
+        judge = make_judge(STAGES[name], path, toy_task, Path(folder))
         judge.forks = True
         try:
             for check in STAGES[name].checks.split():
