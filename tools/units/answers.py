@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.judge.checks import make_judge, WrongError, toy_task
+from tools.judge.checks import WrongError, make_judge, toy_task
 from tools.judge.stages import STAGES
 from tools.steps import ROOT
 from tools.units.stored import DOCSTRING, NOTHING, digests, first_sentence
