@@ -8,7 +8,7 @@ import sys
 
 import pexpect
 import pytest
-from helpers import LONG, first, reference_run, run
+from helpers import first, reference_run, run
 from rankcheck.launch.jobs import TIMEOUT_S, environment
 
 from tools.judge.checks import judge, toy_task
@@ -65,7 +65,7 @@ def test_a_file_fails_at_the_check_that_it_is_about(tmp_path, exercise, capsys):
     assert capsys.readouterr().out.count("  ok  ") <= 4
 
 
-@pytest.mark.parametrize("exercise", first(1, PREDICTIONS, LONG), ids=lambda e: e.name)
+@pytest.mark.parametrize("exercise", first(1, PREDICTIONS), ids=lambda e: e.name)
 def test_a_run_answers_as_is_expected(exercise):
     output, found = exercise.answer()
     assert found == str(EXPECTED[exercise.name]), output
