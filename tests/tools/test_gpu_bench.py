@@ -22,31 +22,22 @@ def small_model():
     return model
 
 
-FAILURES = {  # and what a report says of them
-    "out_of_memory": ('raise RuntimeError("CUDA out of memory. Tried 2 GiB")', "out of memory"),
-    "hangs": ("import time; time.sleep(9999)", "no end in 30 s"),
-    "fails": ('raise ValueError("no such luck")', "ValueError: no such luck"),
-}
-
-
 @pytest.mark.nightly
 def test_gpt(tmp_path, monkeypatch):
     """Both loops train on pretended GPUs, with the MFU of their speed; a failure ends its row."""
     variables = pretend_gpus(2)
-    for name, value in (
-        variables | {"PYTHONPATH": f"{variables['PYTHONPATH']}:{tmp_path}"}
-    ).items():
+    variables["PYTHONPATH"] += f":{tmp_path}"
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
     answers = {"get_device_name": "NVIDIA H200", "device_count": 2, "is_available": True}
     answers["is_bf16_supported"] = True
     answers["get_device_properties"] = SimpleNamespace(total_memory=141e9)
     for name, answer in answers.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer, **options: answer)
-    for name, (source, _) in FAILURES.items():
-        (tmp_path / f"{name}.py").write_text(source)
-    names = [*FAILURES, "bench.gpu", "bench.nanogpt_loop"]
+    (tmp_path / "fails.py").write_text('raise RuntimeError("CUDA out of memory. Tried 2 GiB")')
+    names = ["fails", "bench.gpu", "bench.nanogpt_loop"]
     settings = {"N_HEAD": N_HEAD, "N_EMBD": N_EMBD, "CONTEXT": CONTEXT, "BATCH_SIZES": [2]}
-    settings |= {"EPOCH_S": 0.02, "TIME_LIMIT_S": 30, "versions": lambda: "driver 1"}
+    settings |= {"EPOCH_S": 0.02, "versions": lambda: "driver 1"}
     settings["VARIANTS"] = {name: name for name in names}
     for name, value in settings.items():
         monkeypatch.setattr(gpu, name, value)
@@ -58,10 +49,9 @@ def test_gpt(tmp_path, monkeypatch):
     assert lines[1].startswith("## gpt: ") and lines[3].endswith(": driver 1")
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[7:]]
     assert [row[0] for row in rows] == names
-    failed = [f"failed: {message}" for _, message in FAILURES.values()]
-    assert [row[2] for row in rows[:3]] == failed
+    assert rows[0][2] == "failed: out of memory"
     flops_per_token = small_model().flops_per_token
-    for _, batch_size, throughput, mfu, memory in rows[3:]:
+    for _, batch_size, throughput, mfu, memory in rows[1:]:
         assert (batch_size, memory) == ("2", "0.0 GB")
         expected = 100 * float(throughput.replace(",", "")) * flops_per_token / 0.01e12
         assert float(mfu.rstrip("% ")) == pytest.approx(expected, abs=0.06)
