@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import resource
 import runpy
+import signal
 import sys
 import threading
 
@@ -56,9 +57,10 @@ def run(script, arguments, variables, folder, log, disk_is_full, listener):
         runpy.run_path(script, run_name="__main__")
     finally:
         threading._shutdown()  # as Python does first: waits for threads
+        # Python would end data workers by SIGTERM, and wait without a limit for one that is still
+        # starting: it has the rank's handler.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a DataLoader's would raise
         for child in multiprocessing.active_children():
-            # Python would send SIGTERM, and wait without a limit for one that is still starting: it
-            # has the rank's handler.
             if child.daemon:
                 child.kill()
         atexit._run_exitfuncs()  # multiprocessing would leave them out
