@@ -64,7 +64,7 @@ def test_a_check_names_the_fault(tmp_path, monkeypatch, edit):
 
 
 @pytest.mark.long
-@cases("accepted", 9)
+@cases("accepted", 5)
 def test_a_check_accepts(tmp_path, edit):
     judge = judge_of(tmp_path, edit)
     for check in edit.expected.split():

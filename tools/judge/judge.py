@@ -237,6 +237,11 @@ class Judge:
         return self.run_on_gpus(EPOCHS)
 
     @property
+    def can_resume(self):
+        """Returns whether it resumes on CPUs; if not, another check says so."""
+        return True
+
+    @property
     def gpu_nodes(self):
         """Returns the node of each process of a run on pretended GPUs."""
         return ["."] * self.stage.processes
@@ -256,6 +261,10 @@ class Judge:
         message = "They end without destroy_process_group, of which NCCL warns."
         require(not run.stay_in_group(), message)
         self.compare("On GPUs, beside a CPU", "gpus", self.right_weights(run))
+        if self.can_resume:
+            resumed = self.run_on_gpus(EPOCHS + 1)[0]
+            message = "On GPUs, it fails when resumed: is the optimizer's state on the CPU?"
+            resumed.require(resumed.succeeded, message)
 
     def check_signal(self):
         step = self.epoch_steps + 3
@@ -268,9 +277,9 @@ class Judge:
         message = "A rank has stopped, and another fails in a collective."
         stopped.require("gloo/" not in stopped.output, message)
         taken = len(stopped.batches())
-        self.compare_resumed(stopped, "stopped", taken, every, f"Stopped after {taken} steps")
         message = f"SIGTERM came in step {step}, and training stopped after step {taken}."
         stopped.require(step < taken < 2 * self.epoch_steps, message)
+        self.compare_resumed(stopped, "stopped", taken, every, f"Stopped after {taken} steps")
 
     def compare_resumed(self, run, snapshot, taken, options, what):
         """Raises WrongError unless a run that ended within an epoch resumes after steps `taken`."""
