@@ -29,6 +29,12 @@ def test_example(tmp_path):
 
 
 @pytest.mark.long
+def test_right_stage(tmp_path):
+    result = run("rankcheck", ROOT / "multigpu_torchrun.py", "3", "1", folder=tmp_path)
+    assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("port", first(1, ["gan", "images", "recurrent", "text", "vae"]))
 def test_port(tmp_path, port):
     result = run("rankcheck", "--empty", "-v", ROOT / "ports" / f"{port}.py", folder=tmp_path)

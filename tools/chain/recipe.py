@@ -49,7 +49,7 @@ def main():
     text = (ROOT / base).read_text().replace('"""Train', f'"""{name.capitalize()}: train', 1)
     first, _, rest = text.replace(f" {base} 50 10", f" {file} 50 10").partition("\n")
     if len(first) > MAX_LENGTH:
-        first = f'"""TODO: what it does, in a line; {file} 50 10'
+        first = '"""TODO: what it does, and how one starts it, in a line:'
     (ROOT / file).write_text(f"{first}\n{rest}")
     (ROOT / f"docs/recipes/{name}.md").write_text(PAGE.replace("NAME", name))
     (ROOT / f"tests/recipes/test_{name}.py").write_text(TEST.replace("NAME", name))
