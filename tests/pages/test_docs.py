@@ -86,6 +86,28 @@ def test_pages_are_as_made(site):
         assert result.returncode == 0, f"run make docs: {result.stdout}"
 
 
+# Pages with a script of their own, and something that it makes.
+MADE = {
+    "choose": "#calculator tbody tr",
+    "compose": "#compose code .line",
+    "diff": "#compare .line",
+    "multigpu": ".diff .line[tabindex]",
+    "watch": ".watch .says",
+}
+
+
+@needs_browser
+def test_scripts_of_the_pages_run(site):
+    """In one visit; tests that take longer use what they make."""
+    problems = []
+    with browser_of(site) as (page, address):
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        for name, made in MADE.items():
+            page.goto(f"{address}/{name}.html")
+            page.locator(made).first.wait_for(state="attached")
+    assert not problems
+
+
 # Takes away the lines of code that have no colour, on no background, that a line before has not.
 THIN = """() => {
   const seen = new Set();
@@ -110,6 +132,7 @@ def aborted(request):
     return request.failure == "net::ERR_ABORTED"
 
 
+@pytest.mark.long
 @needs_browser
 @pytest.mark.parametrize("every", [30, pytest.param(1, marks=NIGHTLY)])
 def test_site_in_a_browser(site, every):
@@ -208,6 +231,7 @@ SHOWN = """(lines) => lines.map(
 )"""
 
 
+@pytest.mark.long
 @needs_browser
 def test_a_touched_line_says_what_falls_without_it(site):
     """A click or a key on a changed line of a diff marks its unit, and names what fails."""
@@ -267,6 +291,7 @@ def test_any_two_files_can_be_compared(site):
         compares("slurm/multinode.sbatch", "slurm/preemptible.sbatch")
 
 
+@pytest.mark.long
 @needs_browser
 def test_composed_in_the_page(site):
     """A script that is chosen there is the one that the command writes, to the byte."""
@@ -319,6 +344,7 @@ def calculate(query, monkeypatch, capsys):
     return capsys.readouterr().out
 
 
+@pytest.mark.long
 @needs_browser
 def test_calculator_in_the_page(site, monkeypatch, capsys):
     """Its figures are those of tools/formulas/calculator.py; its state stands in the address."""
@@ -355,6 +381,7 @@ def test_worked_questions(monkeypatch, capsys):
         assert claimed and set(claimed) <= set(calculated), (answer, calculated)
 
 
+@pytest.mark.long
 @needs_browser
 def test_what_a_training_costs(site):
     """Of the tokens of a second that the page shows: hours, GPU hours and money."""

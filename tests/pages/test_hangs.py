@@ -165,11 +165,6 @@ def test_no_such_interface(monkeypatch):
 # Commands, and what they print, or one of their ranks does, before they fail.
 FAILURES = [
     (
-        # torchrun waits for the other node, by default for 15 minutes.
-        "torchrun --nnodes=2 --rdzv_conf=timeout=2 init",
-        documented_error("waiting for clients. 1/2 clients joined."),
-    ),
-    (
         "PATH=/nowhere /bin/bash -c 'torchrun multinode.py'",
         documented_error("torchrun: command not found"),
     ),
@@ -182,6 +177,11 @@ FAILURES = [
         documented_error("error: unrecognized arguments: --epochs"),
     ),
     *long(
+        (
+            # torchrun waits for the other node, by default for 15 minutes.
+            "torchrun --nnodes=2 --rdzv_conf=timeout=2 init",
+            documented_error("waiting for clients. 1/2 clients joined."),
+        ),
         (
             "python -m torch.distributed.launch --nproc_per_node=1 multinode.py 50 10",
             documented_error("error: unrecognized arguments: --local-rank=0"),
@@ -207,6 +207,7 @@ def test_failure(shell, failure):
     assert error in job.output
 
 
+@pytest.mark.long
 def test_address_in_use(shell):
     with socket.create_server(("", 0)) as server:
         job = shell.start(f"torchrun --master_port={server.getsockname()[1]} init")

@@ -5,7 +5,7 @@ import textwrap
 
 import pytest
 import torch
-from helpers import fences, patch, read_script, reference_run
+from helpers import LONG, fences, patch, read_script, reference_run
 from rankcheck.launch.jobs import TIMEOUT_S
 
 import singlegpu
@@ -42,8 +42,8 @@ RANK_0 = ("local_rank", "dist.get_rank()")
     ("cache", "change", "downloads"),
     [
         pytest.param("cache", ("", ""), 2, id="one per node"),
-        pytest.param("../cache", RANK_0, 1, id="shared disk"),
-        pytest.param("../cache", ALONE, 4, id="without it, all at once"),
+        pytest.param("../cache", RANK_0, 1, id="shared disk", marks=LONG),
+        pytest.param("../cache", ALONE, 4, id="without it, all at once", marks=LONG),
     ],
 )
 def test_downloads(shell, cache, change, downloads):

@@ -108,6 +108,7 @@ def test_each_save_is_judged_until_it_passes(tmp_path):
 HANGS = "import subprocess; print('hangs', flush=True); subprocess.run(['sleep', '1000'])"
 
 
+@pytest.mark.long
 def test_sigterm_leaves_no_process_behind(tmp_path, monkeypatch):
     def left_over():
         return [text for text in environments().values() if f"WITNESS_FOLDER={tmp_path}" in text]
@@ -128,6 +129,7 @@ def test_sigterm_leaves_no_process_behind(tmp_path, monkeypatch):
 WAITS = "import time; print('it waits', flush=True); time.sleep(1e6)"
 
 
+@pytest.mark.long
 def test_a_run_that_hangs_is_ended_without_proc(shell, monkeypatch):
     """As on macOS, which has no /proc."""
     (shell.folder / "waits.py").write_text(WAITS)

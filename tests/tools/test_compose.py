@@ -153,7 +153,7 @@ def test_own_script(shell):
     assert max_abs_diff(weights.values(), expected.values()) < 1e-5
 
 
-@pytest.mark.parametrize("order", first(2, [*map("".join, itertools.permutations("012"))], LONG))
+@pytest.mark.parametrize("order", first(1, [*map("".join, itertools.permutations("012"))], LONG))
 def test_own_script_in_each_order(tmp_path, order):
     """Three that change the same lines, taken one after another, have the lines of all at once."""
     parts = ["elastic_ddp.py", "recipes/mixed_precision.py", "recipes/gradient_accumulation.py"]

@@ -27,7 +27,6 @@ from helpers import (
     curves,
     equal_snapshots,
     first,
-    long,
     patch,
     read_script,
     resize,
@@ -256,9 +255,10 @@ def write(pair, found):
         PAIRS.with_suffix(".tmp").replace(PAIRS)
 
 
+@pytest.mark.long  # by day, test_own_script of test_compose.py trains a composed one
 @pytest.mark.parametrize(
     "pair",
-    [*SAMPLE[:1], *long(*SAMPLE[1:]), *(pytest.param(pair, marks=NIGHTLY) for pair in OTHERS)],
+    [*SAMPLE, *(pytest.param(pair, marks=NIGHTLY) for pair in OTHERS)],
     ids=" + ".join,
 )
 def test_pair(workshop, pair):

@@ -129,6 +129,7 @@ print(stored.owners(lines, stored.load()["elastic_ddp.py"]).count(None))
 """
 
 
+@pytest.mark.long
 def test_cascade_carries_what_quotes_the_lines(copy):
     """A fault, what two files become together, and the answer to what falls without a line."""
     unanswered = run("python", "-c", OWNED, folder=copy).stdout
@@ -229,7 +230,7 @@ COMMANDS = [
     ("make --dry-run check STAGE=multigpu FILE=a.py", "judge.check multigpu 'a.py'"),
     pytest.param("python -m tools.chain.run --help", "usage: run.py", marks=pytest.mark.long),
     ("python -m tools.edits 1", "class Trainer:"),
-    ("python -m tools.formulas.scaling", "best interval"),
+    pytest.param("python -m tools.formulas.scaling", "best interval", marks=pytest.mark.long),
     # Which figures come out depends on the machine.
     pytest.param("python -m bench.overlap", "buckets: ", marks=[NIGHTLY, needs_slurm]),
     pytest.param("python -m bench.memory_peaks", "predicted", marks=NIGHTLY),

@@ -20,6 +20,7 @@ def test_the_package_knows_nothing_of_the_series():
             assert not {name.partition(".")[0] for name in names} & ours, path
 
 
+@pytest.mark.long
 def test_example(tmp_path):
     """The script on docs/audit.md has the faults that the page shows."""
     (script,), (report, *_) = (fences("audit.md", language) for language in ("python", "text"))

@@ -125,5 +125,10 @@ def test_a_test_that_is_not_there():
     text = (ROOT / "multigpu.py").read_text()
     with pytest.raises(ValueError, match="0 files have a test test_nothing"):
         answers.test("multigpu.py", text, "test_nothing")
+
+
+@pytest.mark.long
+def test_a_case_that_is_not_there():
+    text = (ROOT / "multigpu.py").read_text()
     with pytest.raises(RuntimeError, match="did not run"):
         answers.test("multigpu.py", text, f"{NAMED}[no case]")

@@ -67,6 +67,7 @@ def test_hang(tmp_path):
     )
 
 
+@pytest.mark.long
 @needs_browser
 def test_groups(tmp_path):
     """A rank is held in a collective until those of its group are there; all ranks are in sight."""
