@@ -37,12 +37,6 @@ def make_task():
 """
 
 
-@pytest.fixture(autouse=True)
-def set_back(monkeypatch):
-    """What `judge` sets for its process, where other tests run after it, is set back."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-
-
 def check(*arguments):
     return run("python", "-m", "tools.judge.check", *arguments)
 

@@ -241,23 +241,6 @@ def test_upgrade_of_an_older_copy(copy):
     assert f"{nearer}{first.strip()}?" in result.stdout
 
 
-@pytest.mark.parametrize("name", ["recipes/regroup.py", "by_hand/regroup.py"])
-def test_upgrade_of_a_file_that_has_moved(copy, name):
-    """A copy from before finds its old text by the old name and by the new one."""
-    old, new = copy / "recipes/regroup.py", copy / "by_hand/regroup.py"
-    new.rename(old)
-    commit(copy)
-    own = with_own_model(old.read_text())
-    old.rename(new)
-    edit(new, *SINCE[1])
-    commit(copy)
-    result, upgraded = upgrade(copy, f"{name}@HEAD^", own)
-    assert result.returncode == 0, result.stderr
-    assert "by_hand/regroup.py has 2 changed lines since HEAD^" in result.stdout
-    assert "nearer" not in result.stdout
-    assert upgraded == code_of(with_own_model(new.read_text()))
-
-
 def test_upgrade_in_conflict(copy):
     """Where both have changed a line, both texts stand in the script."""
     line = "torch.manual_seed(args.seed)"

@@ -26,12 +26,6 @@ def cases(name, day, marks=NIGHTLY):
     )
 
 
-@pytest.fixture(autouse=True)
-def set_back(monkeypatch):
-    """What `judge` sets for its process, where other tests run after it, is set back."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-
-
 def judge_of(folder, edit):
     file = folder / "own.py"
     file.write_text(edit.source())

@@ -72,8 +72,7 @@ def test_units(tmp_path):
         ("multigpu.py", "multigpu_torchrun.py", "too few GPUs", NAMED, NAMED),
     ],
 )
-def test_what_falls(base, file, text, hint, falls, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+def test_what_falls(base, file, text, hint, falls):
     cut = Cut(base, file)
     (unit,) = (u for u in cut.units(range(len(cut.pieces))) if text in str(cut.lines(u[0])))
     assert answers.answer(cut, file, unit, hint)["falls"] == falls

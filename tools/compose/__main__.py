@@ -11,7 +11,6 @@ from pathlib import Path
 from tools.compose.compose import (
     BASES,
     FILES,
-    RENAMED,
     check_choice,
     compose,
     fail,
@@ -83,7 +82,6 @@ def main():
     old = args.base if args.upgrade else None
     if old:
         args.base = old.partition("@")[0]
-    args.base = RENAMED.get(args.base, args.base)
     check_files(args, own, parts)
     if args.upgrade:
         if parts or "@" not in (old or "") or args.check:

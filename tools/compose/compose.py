@@ -22,7 +22,6 @@ from tools.steps import ALL, ROOT, STAGES
 BASES = {step.file: step.base for step in ALL if step.file.endswith(".py")}  # __main__ adds yours
 FILES = [STAGES[0], *BASES]
 PAIRS = Path(__file__).with_name("pairs.json")  # which are proven, by tests/tools/test_pairs.py
-RENAMED = {"recipes/regroup.py": "by_hand/regroup.py"}  # from the name that older copies know
 OLD = {}  # the text of an old version, by its name, such as multinode.py@1.0
 parse = functools.cache(ast.parse)  # a file is in many pairs
 
@@ -214,18 +213,8 @@ def read_old(name):
         revision = git("log", "--reverse", "--format=%H", "-G", heading, "--", "CHANGELOG.md")
     if not revision:
         fail(f"--base {name}: git knows no such revision, nor CHANGELOG.md such a version")
-    text = show(revision.split()[0], RENAMED.get(file, file))
+    text = git("show", f"{revision.split()[0]}:{file}")
     return text or fail(f"--base {name}: there was no {file} then")
-
-
-def names_of(file):
-    """Returns the name of a file of the series, and those that it had before."""
-    return [file, *(old for old, new in RENAMED.items() if new == file)]
-
-
-def show(revision, file):
-    """Returns the text of a file in a revision, under the name that it had then, or ""."""
-    return next(filter(None, (git("show", f"{revision}:{name}") for name in names_of(file))), "")
 
 
 def nearest_version(own, base, old):
@@ -234,11 +223,11 @@ def nearest_version(own, base, old):
 
     def distance(version):
         file, _, revision = version.partition("@")
-        text = OLD.get(version) or show(revision, file)
+        text = OLD.get(version) or git("show", f"{revision}:{file}")
         other = Counter(text.splitlines())
         return (lines - other).total() + (other - lines).total()
 
-    revisions = git("log", "--format=%h", "--", *names_of(base)).split()
+    revisions = git("log", "--format=%h", "--", base).split()
     return min([old, *(f"{base}@{revision}" for revision in revisions)], key=distance)
 
 
