@@ -8,6 +8,7 @@ import pytest
 import rankcheck
 from helpers import audit, by_day
 from rankcheck import rules
+from rankcheck.auditor import DIFFERENCES
 
 RULES = rules.load()
 SHOWN = [rule.id for rule in RULES.values() if rule.script]
@@ -18,6 +19,18 @@ def test_each_rule_has_a_section():
     sources = Path(rankcheck.__file__).parent.glob("**/*.py")
     found = [re.findall(r'"(RC\d{3})"', path.read_text()) for path in sources]
     assert {rule_id for ids in found for rule_id in ids} == RULES.keys()
+
+
+def test_an_error_has_no_exception():
+    """Its section says why no correct script does it; what one may do is a warning there."""
+    sources = [path.read_text() for path in Path(rankcheck.__file__).parent.glob("**/*.py")]
+    for rule in RULES.values():
+        calls = rf'(\w+)\("{rule.id}"'
+        levels = {call for text in sources for call in re.findall(calls, text)}
+        if not levels:  # it is said by a name
+            levels = {"say"} if rule.id in DIFFERENCES.values() else {"warning"}
+        assert ("No correct script" in rule.text) == bool({"error", "say"} & levels), rule.id
+        assert ("Ignore it if" in rule.text) == (levels == {"warning"}), rule.id
 
 
 @pytest.mark.parametrize("rule_id", SHOWN)

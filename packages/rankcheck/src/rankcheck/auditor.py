@@ -96,9 +96,12 @@ class Audit:
         self.started.append(run)
         if run.failures and len(self.started) > 1:
             raise AuditError(run.failures[0][1])
-        by_name = any(event.get("folder") for event in run.events)
+        # An optimizer loads by position, but for a distributed checkpoint; DDP averages by it.
+        by_position = any("saved" in event and not event.get("folder") for event in run.events)
+        of_ddp = any(event.get("ddp") for event in run.events if "order" in event)
         for kind, text, place in self.started[0].differences(run):
-            say = warning if by_name and kind == "optimizer order" else error
+            certain = {"order": of_ddp, "optimizer order": by_position}.get(kind, True)
+            say = error if certain else warning
             self.say(say(DIFFERENCES[kind], {"place": place}, text))
         return run
 
@@ -109,6 +112,7 @@ class Audit:
             "first": "all ranks",
             "without": "all ranks, without GPUs",
             "whole": "all ranks, with a seed",
+            "calm": "all ranks, without dropout",
             "alone": "one step, in one process",
             "killed": f"killed in step {at + 1}" if signum else "started again after the kill",
             "stopped": f"SIGTERM in step {at + 1}",

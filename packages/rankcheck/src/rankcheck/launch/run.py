@@ -25,7 +25,7 @@ SETS = "the order of a set is another one in each process: sort it"
 def differences(one, other):
     """Yields what differs between two processes: its kind, a sentence, and where.
 
-    The kind is order, optimizer order, shape or targets.
+    The kind is order, optimizer order or shape.
     """
     orders = [[event for event in events if "order" in event] for events in (one, other)]
     for mine, others in zip(*orders, strict=False):
@@ -49,11 +49,23 @@ def differences(one, other):
         elif mine["ddp"]:
             text = f"{a} has the shape {shape} in one process, and {other_shape} in another"
             yield "shape", text, mine["places"].get(a, mine["place"])
-    seen = [[event for event in events if event.get("targets")] for events in (one, other)]
-    for mine, others in zip(*seen, strict=False):
-        if mine["inputs"] == others["inputs"] and mine["targets"] != others["targets"]:
+
+
+def targets_by_hash(processes):
+    """Yields where targets depend on the hashes of strings, as the order of a set does.
+
+    They are equal in processes whose hashes are, of several ranks or runs, and differ in others.
+    """
+    seen = [[event for event in events if event.get("targets")] for events in processes]
+    for events in zip(*filter(None, seen), strict=False):
+        by_hash = {}
+        for event in events:
+            by_hash.setdefault(event["hash"], []).append(event["targets"])
+        alike = all(len(found) > 1 == len({*found}) for found in by_hash.values())
+        distinct = {found[0] for found in by_hash.values()}
+        if alike and len(distinct) == len(by_hash) > 1 == len({e["inputs"] for e in events}):
             text = f"the same samples have other targets in another process: {SETS}"
-            yield "targets", text, mine["place"]
+            yield "targets", text, events[0]["place"]
 
 
 def rank_of(events):
@@ -84,6 +96,7 @@ class Run:
         self.is_long = False  # and has therefore been ended
         self.folder = folder
         self.hangs = ""  # where
+        self.is_deadlock = False  # of ranks that all wait within torch, and so for each other
         self.statuses = self.wait(jobs)
         self.output = "".join(job.output for job in jobs)
         for job in jobs:
@@ -144,17 +157,20 @@ class Run:
             if time.monotonic() > deadline:
                 break
             time.sleep(0.05)
-        waiting = []
+        waiting, in_torch = [], []
         for path in alive:
             rank, *frames = path.read_text().splitlines()
             events = path.with_suffix(".jsonl")
             if events.exists():
                 rank = loads(events.read_text().splitlines()[-1])["rank"]
+            innermost = next((frame for frame in frames if 'File "' in frame), "")
+            in_torch.append("/torch/" in innermost and "/torch/utils/data/" not in innermost)
             frame = next((frame for frame in frames if f'"{self.file}"' in frame), "")
             if rank != "" and frame:
                 number = int(re.search(r"line (\d+)", frame)[1])
                 code = linecache.getline(str(self.file), number).strip()
                 waiting.append(f"\nRank {rank} waits in line {number}: {code}")
+        self.is_deadlock = len(in_torch) > 1 and all(in_torch)
         watch = f"\nWatch each rank: rankcheck watch {os.path.relpath(self.file)}\n"
         return "".join(sorted(waiting)) + watch
 
@@ -173,11 +189,13 @@ class Run:
         return lines + frame
 
     def differences(self, *runs):
-        """Yields in what the processes of this run, and of others, differ from its first one."""
-        processes = [events for run in (self, *runs) for events in run.processes]
+        """Yields in what the processes of this run, and of others, differ: see `differences`."""
+        others = [run for run in runs if run is not self]
+        processes = [events for run in (self, *others) for events in run.processes]
         ordered = [events for events in processes if any("order" in e for e in events)]
         for events in ordered[1:]:
             yield from differences(ordered[0], events)
+        yield from targets_by_hash(processes)
 
     @property
     def succeeded(self):

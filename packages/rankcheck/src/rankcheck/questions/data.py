@@ -25,10 +25,9 @@ def samples(facts):
     if takes_parts(facts):
         yield unseen("whether each sample comes to one rank: each takes its part of a batch itself")
         return
-    draws = any(path.read_text() for path in facts.run.folder.glob("*.drawn"))
     for shares in facts.epochs:
         if "ended" in shares[0]:
-            yield from shares_of_epoch(shares, draws)
+            yield from shares_of_epoch(shares, facts.draws)
     yield from copies(first)
 
 
@@ -56,11 +55,14 @@ def shares_of_epoch(shares, draws):
     repeated = sum(map(len, indices)) - len(set.union(*indices))  # by a sampler, in the last batch
     disjoint = all(indices) and repeated < len(shares)
     missing = first["size"] - len(set.union(*indices))
-    if all(h == hashed[0] for h in hashed):
+    if several >= len(shares) and disjoint and same_data(shares):
+        yield unseen("whether each sample comes to one rank: some are several times in the data")
+    elif all(h == hashed[0] for h in hashed):
         yield error("RC203", first, f"each rank trains on all {len(hashed[0])} samples of an epoch")
     elif several >= len(shares) and disjoint:
         text = f"the ranks' indices differ, but {several} of their samples are the same:"
-        yield error("RC204", first, f"{text} each makes, splits or shuffles its data")
+        say = error if len({share["inputs"] for share in shares} - {""}) > 1 else warning
+        yield say("RC204", first, f"{text} each makes, splits or shuffles its data")
     elif several >= len(shares):
         yield warning("RC205", first, f"in an epoch, {several} samples are on more than one rank")
     elif missing > 0 and first["shuffle"] is not None:
@@ -103,19 +105,34 @@ def order(facts):
         yield unseen("whether the order of the samples differs: it has one epoch, or no DataLoader")
         return
     first, second = epochs[:2]
-    length = min(len(first["indices"]), len(second["indices"]))
-    if length < 4 or None in first["indices"]:
+    repeats = is_repeated(first, second)
+    if repeats is None:
         yield unseen("whether the order of the samples differs: they have no indices")
-    elif first["indices"][:length] != second["indices"][:length]:
+    elif not repeats:
         yield ok("the order of the samples differs from epoch to epoch")
     elif first["shuffle"] and not first["own_order"]:
-        yield error("RC201", first, "each epoch has the same order: set_epoch is not called")
-    elif not first["own_order"]:
-        yield warning("RC202", first, "each epoch has the same order: the samples are not shuffled")
+        is_seen = first["inputs"] or first["hashed"] == second["hashed"]
+        say = error if is_seen else warning  # a data set may give its samples other places
+        yield say("RC201", first, "each epoch has the same order: set_epoch is not called")
     else:
-        yield unseen(
-            "whether the order should differ: the script's own loader or sampler decides it"
-        )
+        yield warning("RC202", first, "each epoch has the same order: the samples are not shuffled")
+
+
+def is_repeated(epoch, other):
+    """Whether an epoch has the samples of another one in their order; None if that is not seen.
+
+    A data set may itself give its samples other places in each epoch; random numbers, such as
+    those of an augmentation, may make each sample another one.
+    """
+    length = min(len(epoch["indices"]), len(other["indices"]))
+    if length < 4:
+        return None
+    if epoch["hashed"][:length] == other["hashed"][:length] != []:
+        return True
+    if None in epoch["indices"]:
+        return None
+    same_indices = epoch["indices"][:length] == other["indices"][:length]
+    return same_indices and epoch["inputs"] == other["inputs"]
 
 
 def random_numbers(facts):

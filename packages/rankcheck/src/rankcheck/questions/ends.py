@@ -5,6 +5,9 @@ import re
 from rankcheck.launch.run import rank_of
 from rankcheck.questions.facts import error, ok, one_line, unseen, warning
 
+# Words of errors that a real GPU or a network would not bring.
+MISSING_HERE = r"cuda|network|connect|resolve|gaierror|urlopen|HTTP|Max retries|offline"
+
 
 def why_not(facts):
     """Returns what a script says that makes no step."""
@@ -27,7 +30,8 @@ def end(facts):
         yield unseen("what FSDP does: the framework has it for GPUs only, so DDP takes its place")
     if run.hangs:
         hangs = one_line(run.hangs)
-        yield unseen(hangs) if run.is_long else error("RC101", None, hangs)
+        say = error if run.is_deadlock else warning
+        yield unseen(hangs) if run.is_long else say("RC101", None, hangs)
     elif run.limited:
         yield unseen("how it ends: --steps or --seconds ended it first")
     elif any(run.statuses):
@@ -63,7 +67,7 @@ def failure(facts):
             return error("RC103", first.event, text)
         if "preamble" in run.output:  # gloo, of a message that is not as long as expected
             return error("RC102", first.event, f"{mismatch}: here is rank {first.rank}")
-    if re.search("cuda", first.text, re.I) and not first.of_cuda:
+    if re.search(MISSING_HERE, first.text, re.I) and not first.of_cuda:
         return warning("RC104", first.event, f"it fails: {first.text}")
     return error("RC104", first.event, f"it fails: {first.text}")
 
@@ -78,7 +82,7 @@ def ranks(facts):
     spawned = facts.launcher == "python" and len(facts.events("joined")) > 1
     if facts.multi and first["world_size"] == 1:
         text = f"{facts.ranks} processes train, each alone: none has joined a process group"
-        yield error("RC106", first, text)
+        yield warning("RC106", first, text)
     elif facts.ranks < first["world_size"] or (facts.ranks == 1 and spawned):
         yield warning("RC107", first, f"only {facts.ranks} of {facts.args.ranks} ranks train")
     used = facts.gpus
@@ -87,7 +91,9 @@ def ranks(facts):
     current = {steps[0]["current_gpu"] for steps in facts.run.steps}
     if len(set.union(*used)) < len(used):
         text = f"{len(used)} ranks use cuda:{min(used[0])}: set_device is missing"
-        yield error("RC108", first, text)
+        nccl = any("nccl" in event["backend"] for event in facts.events("backend"))
+        say = error if nccl else warning
+        yield say("RC108", first, text)
     elif current != set.union(*used):
         text = "set_device is missing: collectives of objects, and barriers, use cuda:0"
         yield warning("RC109", first, text)

@@ -162,6 +162,11 @@ class Facts:
         return list(zip(*trained, strict=False))
 
     @cached_property
+    def draws(self):
+        """Whether random numbers make samples."""
+        return any(path.read_text() for path in self.run.folder.glob("*.drawn"))
+
+    @cached_property
     def gpus(self):
         """Returns the GPUs that each process has put something on."""
         used = [{e.get("gpu") for e in events} - {None} for events in self.run.processes]

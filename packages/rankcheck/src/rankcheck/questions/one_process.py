@@ -1,9 +1,11 @@
 """Asks whether a gradient of all ranks is that of one process with all samples."""
 
 import math
+from itertools import takewhile
 
 from rankcheck.questions.facts import ok, unseen, warning
-from rankcheck.questions.gradients import close, factor_between, known_products
+from rankcheck.questions.gradients import close, factor_between
+from rankcheck.replay import CANNOT_JOIN
 
 
 def gradient(facts):
@@ -13,14 +15,21 @@ def gradient(facts):
     number = step_to_compare(facts.steps)
     why = why_not(facts, facts.steps[number])
     if not why:
-        whole = facts.whole_run(keep=str(number))
-        replay = {"AUDIT_REPLAY": str(whole.folder), "AUDIT_STEPS": "1"}
-        alone = facts.rerun("alone", ranks=1, gpus=facts.ranks, AUDIT_SEED="7", **replay)
+        calm = {"AUDIT_CALM": "1"} if depends_on_batch(facts.steps[number]) else {}
+        if calm:
+            keep = {"AUDIT_KEEP": str(number), "AUDIT_STEPS": str(number + 1)}
+            whole = facts.rerun("calm", AUDIT_SEED="7", **keep, **calm)
+        else:
+            whole = facts.whole_run(keep=str(number))
+        replay = {"AUDIT_REPLAY": str(whole.folder), "AUDIT_STEPS": "1"} | calm
+        gpus = 1 if facts.launcher == "python" else facts.ranks  # a rank for each, if it spawns
+        alone = facts.rerun("alone", ranks=1, gpus=gpus, AUDIT_SEED="7", **replay)
         ranks = [steps[number] for steps in whole.steps if number < len(steps)]
         if [len(ranks), len(alone.steps)] == [facts.ranks, 1]:
-            yield from compare(ranks, alone.steps[0][0], number)
+            yield from compare(ranks, alone.steps[0][0], number, calm)
             return
-        why = f"alone, it does not train: {(alone.lines() or [''])[-1]}"
+        said = (alone.lines() or [""])[-1]
+        why = CANNOT_JOIN if CANNOT_JOIN in said else f"alone, it does not train: {said}"
         if len(ranks) < facts.ranks:
             why = "with a seed, it made fewer steps"
         elif len(alone.steps) > 1:
@@ -31,8 +40,13 @@ def gradient(facts):
 def step_to_compare(steps):
     """Returns the number of a late step, since a wrong mean may be near the right one at first.
 
-    The ranks' shares are uneven in it, if they are in one; its gradient is more than rounding.
+    The ranks' shares are uneven in it, if they are in one; its gradient is more than rounding. One
+    process has the first step's weights alone of what no optimizer trains, such as a teacher.
     """
+    first = steps[0][0]
+    if any(ranks[0]["others"] for ranks in steps):
+        return 0
+    steps = list(takewhile(lambda ranks: ranks[0]["shapes"] == first["shapes"], steps))
     largest = [max(step["largest"] for step in ranks) for ranks in steps]
     finite = [size for size in largest if math.isfinite(size)]
     clear = [n for n, size in enumerate(largest) if finite and size >= 0.01 * max(finite)]
@@ -54,25 +68,33 @@ def why_not(facts, ranks):
         return "it has no DataLoader"
     if any(step["sharded"] for step in ranks) or len({len(s["own"]) for s in ranks}) > 1:
         return "it is sharded"
-    if any(step["batch_norm"] for step in ranks):
-        return "BatchNorm depends on the batch"
-    if any(step["random"] for step in ranks):
+    if any(step["random"] and not step["dropout"] for step in ranks):
         return "it depends on random numbers"
     if len({str(step["used"]) for step in ranks}) > 1:
         return "each rank uses a gradient of its own"
     return ""
 
 
-def compare(ranks, alone, number):
+def depends_on_batch(ranks):
+    """Whether dropout or BatchNorm make a gradient that no other batches, or ranks, would have."""
+    return any(step["dropout"] or step["batch_norm"] for step in ranks)
+
+
+def compare(ranks, alone, number, calm):
+    how = " (dropout and BatchNorm in eval mode)" if calm else ""
     samples = [sample for step in ranks for sample in step["samples"]]
-    (_, (used, *_)), (_, (one,)) = known_products(ranks), known_products([alone])
+    pairs = zip(ranks[0]["used"], alone["used"], strict=False)
+    known = [pair for pair in pairs if None not in pair]
+    used, one = [used for used, _ in known], [one for _, one in known]
     text = f"the gradient of step {number + 1} is not that of one process with all the samples"
     rounding = 0.03 if any(step["half"] for step in ranks) else 1e-3
     scale = max(map(abs, used), default=0)
-    if sorted(samples) != sorted(alone["samples"]) or len(used) != len(one):
+    if sorted(samples) != sorted(alone["samples"]):
         yield unseen("whether a gradient is that of one process: it has different samples")
     elif not scale or not any(one):
         yield unseen("whether a gradient is that of one process: it is 0")
+    elif calm and any(step["random"] for step in [*ranks, alone]):
+        yield unseen("whether a gradient is that of one process: it depends on random numbers")
     else:
         factor = factor_between(used, one)
         if not close(used, [factor * x for x in one], scale, rounding):
@@ -80,4 +102,4 @@ def compare(ranks, alone, number):
         elif abs(factor - 1) > rounding:
             yield warning("RC313", ranks[0], f"{text}, but {factor:.3g} times it")
         else:
-            yield ok("the gradient is that of one process with the samples of all")
+            yield ok(f"the gradient is that of one process with the samples of all{how}")

@@ -43,13 +43,18 @@ def files(facts):
     saves = saves_of(facts)
     writers = Counter(path for saves in by_process for path in {s["saved"] for s in saves})
     yield from writing(facts, saves, writers)
+    weights = facts.run.steps[0][0]["held"]
+    renamed = {Path(event["to"]) for event in facts.run.events if "renamed" in event}
     for events in by_process:
+        own = {Path(event["saved"]) for event in events} | renamed
         for path in writers:
-            own = {Path(event["saved"]) for event in events}
-            yield from overwriting([e for e in events if e["saved"] == path], Path(path), own)
+            saved = [e for e in events if e["saved"] == path]
+            yield from overwriting(saved, Path(path), own, renamed, weights)
     yield from contents(facts, saves)
     total = len(facts.run.steps[0])
-    if saves and not facts.run.limited and saves[-1]["at"] < total:
+    loaded = {load.get("loaded") for load in loads_of(facts.run)}
+    is_data = bool(saves) and saves[-1]["at"] == 0 and saves[-1]["saved"] in loaded
+    if saves and not facts.run.limited and saves[-1]["at"] < total and not is_data:
         text = f"its last save comes after {saves[-1]['at']} of {total} steps"
         yield warning("RC410", saves[-1], text)
 
@@ -59,7 +64,10 @@ def writing(facts, saves, writers):
     for save in [save for save in saves if "folder" not in save]:
         number, name = writers[save["saved"]], Path(save["saved"]).name
         if number > 1:
-            yield error("RC401", save, f"{number} ranks write {name}, one over the other's")
+            turns = {(s["at"], s["meetings"]) for s in saves if s["saved"] == save["saved"]}
+            times = sum(s["saved"] == save["saved"] for s in saves)
+            say = error if len(turns) < times else warning  # between others, ranks have met
+            yield say("RC401", save, f"{number} ranks write {name}, one over the other's")
     opened = Counter((e["opened"], e["rank"]) for e in facts.events("opened"))
     ranks = Counter(path for path, _ in opened)
     for event in facts.events("opened"):
@@ -76,16 +84,25 @@ def writing(facts, saves, writers):
             yield warning("RC402", rename, f"several ranks write {name}: one is enough")
 
 
-def overwriting(saves, path, own):
-    """Looks whether a file is written over, and no other that the process saves is as large."""
+def overwriting(saves, path, own, renamed, weights):
+    """Looks whether a file is written over, and which other is left if that is interrupted."""
     over = any(b["inode"] and a["inode"] in (None, b["inode"]) for a, b in pairwise(saves))
-    if over and path.exists():
-        others = {other.resolve() for other in {*path.parent.iterdir(), *own}}
-        others = [other for other in others if other.is_dir() or is_saved(other)]
-        beside = [size_of(other) for other in others]
-        say = warning if len([n for n in beside if n > size_of(path) / 2]) > 1 else error
-        text = "writes over the last snapshot: killed meanwhile, it leaves none"
+    if not over or not path.exists():
+        return
+    others = {other.resolve() for other in {*path.parent.iterdir(), *own}} - {path.resolve()}
+    others = [other for other in others if other.is_dir() or (other.exists() and is_saved(other))]
+    sizes = {other: size_of(other) for other in others}
+    left = [other for other in others if sizes[other] > size_of(path) / 2]
+    if any(sizes[other] >= size_of(path) for other in {*left} & {r.resolve() for r in renamed}):
+        return  # what is written over is not the snapshot
+    text = "writes over the last snapshot: killed meanwhile, it leaves none"
+    if not left:
+        holds_weights = size_of(path) >= 2 * weights  # bytes, of 16 bits each
+        say = error if holds_weights else warning
         yield say("RC404", saves[0], text)
+    else:
+        text = "writes over a snapshot: killed meanwhile, it leaves only others"
+        yield warning("RC404", saves[0], text)
 
 
 def contents(facts, saves):
@@ -187,10 +204,11 @@ def stop(facts, at):
         text = "SIGTERM, which torchrun sends to data workers, too, ends them, and their rank"
         text += " fails before it saves: let worker_init_fn call os.setsid()"
         loader = next((event for event in stopped.events if "iterator" in event), None)
-        yield error("RC603", loader, text)
+        say = error if facts.launcher == "torchrun" else warning  # another may tell ranks alone
+        yield say("RC603", loader, text)
     elif saved and "gloo/" in stopped.output:
         text = "after SIGTERM, a rank stops, and another fails in a collective"
-        yield say("RC602", None, text)
+        yield warning("RC602", None, text)
     elif saved and len(stopped.steps[0]) < total:
         yield ok(f"SIGTERM in step {at + 1}: it saves after {saved[-1]}, and ends")
     elif stopped.steps and len(stopped.steps[0]) == total:
@@ -227,31 +245,53 @@ def compare(facts, whole, steps, again, save, started):
             text = "torch.load without map_location: each rank loads onto the GPU that saved"
             yield warning("RC505", load, text)
         is_whole = not (again.limited or facts.whole_run().limited)
-        yield from compare_steps(whole, steps, is_whole, numbers[0], load, started)
+        parts = whole, steps, is_whole, numbers[0]
+        has_optimizer = "param_groups" in snapshot_names(facts)
+        yield from compare_steps(*parts, load, started, facts.draws, has_optimizer)
 
 
-def compare_steps(whole, steps, is_whole, number, load, started):
+def compare_steps(whole, steps, is_whole, number, load, started, draws, has_optimizer):
     """Compares the steps of a resumed run with those after step `number` of a whole one."""
     pairs = list(zip(steps, whole[number:], strict=False))
-    repeated = [n for n, s in enumerate(whole) if s["samples"] == steps[0]["samples"] != []]
+    repeated = [n for n, s in enumerate(whole) if s["samples"] and takes_same(s, steps[0])]
+    next_one = repeated[0] if repeated else 0
     lacks = steps[0]["stateful"] < pairs[0][1]["stateful"]
     if lacks:
-        text = "the snapshot lacks the optimizer's state, or it is not loaded"
-        yield error("RC503", load, f"{started} has no momentum or the like: {text}")
+        text = "the snapshot lacks the optimizer's state"
+        text = "the optimizer's state is saved, but not loaded" if has_optimizer else text
+        say = error if has_optimizer else warning
+        yield say("RC503", load, f"{started} has no momentum or the like: {text}")
     rest = len(whole) - number
+    same_samples = all(takes_same(a, b) for a, b in pairs)
+    are_equal = all(a["samples"] == b["samples"] for a, b in pairs)
     if all(same(a, b) for a, b in pairs) and is_whole and len(steps) != rest:
         yield warning("RC506", load, f"{started} makes {len(steps)} steps, but {rest} were left")
     elif all(same(a, b) for a, b in pairs):
         yield ok(f"{started} resumes after step {number}, and trains as without a kill")
-    elif any(a["samples"] != b["samples"] for a, b in pairs):
+    elif draws and same_samples and not are_equal:
+        yield unseen("whether it trains on as without a kill: random numbers make its samples")
+    elif not same_samples or not are_equal:
         text = f"{started} takes different samples than without a kill"
-        if repeated and repeated[0] < number:
+        if repeated and next_one < number:
             text = f"{started} has the weights of step {number}, and takes again the"
-            text += f" samples of step {repeated[0] + 1} and those that follow"
+            text += f" samples of step {next_one + 1} and those that follow"
+        elif next_one > number:
+            text = (
+                f"{started} has the weights of step {number}, and goes on with the samples of step"
+            )
+            text += f" {next_one + 1}: those between are not trained"
         yield warning("RC507", load, text)
     elif not lacks:
         rule, text = difference(pairs)
         yield warning(rule, load, f"{started} takes the same samples, but {text}")
+
+
+def takes_same(step, other):
+    """Whether two steps take the same samples, by their indices if they have any."""
+    indices, others = step["indices"], other["indices"]
+    if indices and others and None not in indices + others:
+        return indices == others
+    return step["samples"] == other["samples"]
 
 
 def difference(pairs):

@@ -18,7 +18,8 @@ def gradients(facts):
         for (before, *_), (after, *_) in pairwise(steps):
             if before["training"] and not after["training"]:
                 text = "training continues in eval mode: train() is missing"
-                yield warning("RC307", after, text)
+                place = {"place": after["eval_place"] or after["place"]}
+                yield warning("RC307", place, text)
     for event in facts.events("thrown")[:1]:
         text = f"the gradients of {event['thrown']} samples are cleared before a step has used them"
         yield warning("RC308", event, text)
@@ -89,7 +90,9 @@ def whole_weights(facts, steps, kinds):
     if any(equal[number + 1 :]):
         again = equal.index(True, number)
         return ok(f"{when}, the ranks' weights differ; after step {again}, they are equal again")
-    if all(step["ddp"] for step in before) and any(step["syncs"] for step in before):
+    if all(step["ddp"] and step["syncs"] and not step["last_syncs"] for step in before):
+        say, why = error, "no_sync leaves out the last micro-batch, whose pass must average"
+    elif all(step["ddp"] for step in before) and any(step["syncs"] for step in before):
         say, why = error, "does each rank add random numbers of its own?"
     elif all(step["ddp"] for step in before):
         say, why = error, "is the model called without its DDP wrapper?"
@@ -98,9 +101,12 @@ def whole_weights(facts, steps, kinds):
     elif one_model and not talks and facts.run.limited:
         why = "in these steps, nothing averages their gradients"
     elif one_model and not talks:
-        say, why = error, "nothing averages their gradients"
+        # An ensemble would give each of its models all samples, or draw them.
+        shared = bool(facts.epochs) and facts.epochs[0][0]["shares"] == facts.ranks
+        say = error if shared else warning
+        why = "nothing averages their gradients"
     elif one_model and number and own_data and not facts.run.limited:
-        say, why = error, "not all of their gradients are averaged"
+        why = "not all of their gradients are averaged"
     return say("RC310", before[0], f"{when}, the ranks have different weights: {why}")
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import (
@@ -58,6 +59,7 @@ class State:
         self.after_step = []  # functions to call when a step is written down
         # Of batches.
         self.batch_of = None  # the iterator of a DataLoader whose batch came last
+        self.indices = []  # of the samples that have come for training since the last step
         self.change = []  # functions that may give the script another batch than the one that came
         self.seeded = set()  # the libraries that a data set has given a seed, for this batch
         # Of optimizers, and of the models that they train.
@@ -69,11 +71,15 @@ class State:
         self.stale_noted = False
         # Since the last step.
         self.products = {}  # of the gradients that this process has computed, by parameter
+        self.last_syncs = False  # whether the last pass has averaged it
+        self.eval_place = ""  # the line that has last called eval()
         self.syncs = {}  # how many passes have averaged a parameter's gradient
         self.losses = []  # on which a backward pass was called, and of how many samples
+        self.meetings = 0  # how many collectives and barriers the script has called
         self.talks = set()  # the collectives that the script has called
         self.waits = set()  # the lines that have waited for the GPU
         self.half = False  # whether anything was computed in 16 bits
+        self.others = False  # whether it calls a model that no optimizer trains
         self.scaler = None  # which has scaled a loss
 
 
@@ -231,7 +237,7 @@ def note_return(module, inputs, *options_and_output):
     state.called = None
     *options, output = options_and_output
     outputs = [t for t in tensors_of(output) if t.requires_grad]
-    if not outputs:
+    if not outputs or is_functorch_wrapped_tensor(outputs[0]):  # whose values nobody can read
         return
     hashed = hashes(*rows((inputs, options)))
 
@@ -253,7 +259,7 @@ def note_step(optimizer, args, options):
     more = {"state": sum_of(tensors_of(dict(optimizer.state)))}
     for detail in state.details:
         more |= dict(held("steps", detail)(optimizer, parameters) or ())
-    if not state.samples and not more.get("has_gradient"):
+    if not state.samples and not more.get("has_gradient") and not more.get("largest"):
         if args[1:] or options.get("closure"):
             state.in_closure = True  # the step itself computes gradients, perhaps several times
             return write(closure=True)
@@ -277,6 +283,7 @@ def write_step(parameters, more):
     own = [module for module in modules if next(module.parameters(recurse=False), None) is not None]
     write(
         samples=state.samples[:],
+        indices=state.indices[:],
         world_size=dist.get_world_size() if dist.is_initialized() else 1,
         weights=sum_of(parts),
         held=sum(p.numel() for p in parts),
@@ -290,6 +297,7 @@ def write_step(parameters, more):
 
 def end_step():
     state.samples.clear()
+    state.indices.clear()
     for function in state.after_step:
         function()
     state.steps += 1
@@ -311,7 +319,7 @@ def note_save(path, **more):
     """Notes where something is saved: "" is what has no name."""
     path = path_of(path)
     inode = os.stat(path).st_ino if os.path.exists(path) else None  # of what is written over
-    write(saved=path, inode=inode, place=place(), **more)
+    write(saved=path, inode=inode, meetings=state.meetings, place=place(), **more)
 
 
 def note_torch_save(obj, f, *args, **options):

@@ -73,6 +73,8 @@ def note_batch(iterator, batch, asked):
         write(iterator=id(iterator), place=place(), evaluates=evaluates, **description(iterator))
     state.batch_of = iterator
     indices = [None if index is None else str(index) for index in asked]
+    if torch.is_grad_enabled():
+        state.indices += indices
     write(iterator=id(iterator), indices=indices, hashed=hashes(*witness.rows(batch)))
     if iterator._num_yielded == length_of(iterator):  # Lightning then asks for no more
         note_end(iterator)
@@ -99,6 +101,7 @@ def description(iterator):
     plain = type(sampler) in (RandomSampler, SequentialSampler)  # whose indices count from 0
     alone = (plain or shuffle is not None) and iterator._num_workers == 0  # workers may open files
     return {
+        "hash": hash("a set's order"),
         "size": len(dataset) if hasattr(dataset, "__len__") else 0,
         "shuffle": shuffle,
         "shares": shares,
@@ -122,8 +125,9 @@ def note_loader(iterator, loader):
 def look_into(dataset):
     """Returns what tells the inputs of some samples, and their targets, from others.
 
-    It is "" if they are always other ones. The script's random numbers stay as they were: a random
-    augmentation here takes others.
+    The inputs are the leaves up to the first by which these samples differ. It is "" if they are
+    always other ones. The script's random numbers stay as they were: a random augmentation here
+    takes others.
     """
     states = torch.get_rng_state(), random.getstate(), numpy.random.get_state()
     found = []
@@ -132,7 +136,10 @@ def look_into(dataset):
             seed(0)
         indices = range(0, len(dataset), max(1, len(dataset) // 8))
         samples = [list(map(content, tree_leaves(dataset[index]))) for index in indices]
-        found.append((digest([x[:1] for x in samples]), digest([x[1:] for x in samples])))
+        lengths = range(1, max(map(len, samples), default=1) + 1)
+        distinct = (n for n in lengths if len({str(x[:n]) for x in samples}) == len(samples))
+        end = next(distinct, 1)
+        found.append((digest([x[:end] for x in samples]), digest([x[end:] for x in samples])))
     torch.set_rng_state(states[0])
     random.setstate(states[1])
     numpy.random.set_state(states[2])

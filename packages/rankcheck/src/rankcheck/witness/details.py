@@ -59,6 +59,7 @@ def follow(result, optimizer, group):
     def add(key, gradient):
         state.products[key] = state.products.get(key, 0.0) + product(gradient)
         state.syncs[key] = state.syncs.get(key, 0) + averages()
+        state.last_syncs = averages()
 
     if optimizer not in state.optimizers:
         state.optimizers.append(optimizer)
@@ -91,6 +92,9 @@ def normalizes(modules):
 def note_call(module, inputs):
     """Notes 16 bits, gradients that nobody clears, and models that are called to evaluate."""
     state.half |= torch.is_autocast_enabled("cpu")
+    if state.called is None and module not in state.inner and module not in state.roots:
+        own = [*module.parameters()]
+        state.others |= bool(own) and not any(id(p) in state.followed for p in own)
     if torch.is_grad_enabled():
         if module is state.called and not state.samples and state.steps:
             note_stale(module)
@@ -171,6 +175,7 @@ def describe_gradients(parameters):
         "largest": max((float(g.abs().max()) for g in gradients if g.numel()), default=0.0),
         "ddp": all(id(p) in state.wrapped for p in trained),
         "syncs": max((state.syncs.pop(id(p), 0) for p in parameters), default=0),
+        "last_syncs": state.last_syncs,
         "searches": all_used and any(state.wrapped.get(id(p)) for p in trained),
     }
 
@@ -222,6 +227,8 @@ def describe(optimizer, parameters):
         "dropout": drops(modules),
         "talks": bool(state.talks),
         "batch_norm": normalizes(modules),
+        "others": state.others,
+        "eval_place": state.eval_place,
         "scale": state.scaler.get_scale() if state.scaler else None,
         "waits": sorted(state.waits),
     }
@@ -234,6 +241,16 @@ def describe(optimizer, parameters):
 def note_collective(*args, **options):
     if line := caller():
         state.talks.add(line)
+        state.meetings += 1
+
+
+def note_eval(module):
+    if torch.is_grad_enabled() and (line := caller()):
+        state.eval_place = line
+
+
+def note_barrier(*args, **options):
+    state.meetings += 1
 
 
 def note_wait(tensor, *args, **options):
@@ -287,6 +304,8 @@ def install():
     observe("saves", LRScheduler, "__init__", before=lambda s, *a, **o: state.schedules.add(s))
     for name in COLLECTIVES:
         observe("steps", dist, name, before=note_collective)
+    observe("steps", torch.nn.Module, "eval", before=note_eval)
+    observe("steps", dist, "barrier", before=note_barrier)
     for name in WAITS:
         observe("costs", torch.Tensor, name, before=note_wait)
     for stream in (sys.stdout, sys.stderr):
