@@ -45,12 +45,6 @@ def read_script(name):
     return f"\n{path.read_text()}"
 
 
-def own_modules(folder):
-    """Writes modules of a reader's, of names that modules of the tools have."""
-    for name in ("tools", "probe"):
-        (folder / f"{name}.py").write_text("OWN = True")
-
-
 def module(script):
     """Returns the module of a script."""
     return importlib.import_module(script.removesuffix(".py").replace("/", "."))

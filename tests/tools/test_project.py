@@ -12,11 +12,10 @@ from helpers import IGNORED, NIGHTLY, edit, needs_slurm, run
 from tools import steps
 from tools.steps import ROOT
 
-RECIPES = steps.RECIPES + steps.LATER_RECIPES
-SCRIPT_STEPS = steps.STEPS + RECIPES + steps.BY_HAND + steps.GPT
+SCRIPT_STEPS = [step for step in steps.ALL if step.file.endswith(".py")]
 
 
-@pytest.mark.parametrize("step", steps.ALL + steps.PORTS, ids=lambda step: step.file)
+@pytest.mark.parametrize("step", steps.ALL + steps.PORTS)
 def test_steps_are_short(step):
     """Counted by the shell's own tools, as anyone would."""
     page = f"{Path(step.file).stem}.md"
@@ -25,21 +24,13 @@ def test_steps_are_short(step):
     assert int(printed) == steps.changed_lines(step.base, step.file)
     too_long = f"shorten it, or raise its ceiling in tools/steps.py to {printed}"
     assert int(printed) <= step.max_changed_lines, too_long
-    tables = []
     if step in steps.STEPS:
-        tables = [("docs/index.md", f"]({page}) |")]
         link = f"[{printed.strip()} changed lines](docs/{page})"
         assert (ROOT / "README.md").read_text().count(link) == 1
-    elif step in RECIPES + steps.BY_HAND:
-        table = f"docs/{Path(step.file).parent}/index.md"
-        tables = [(table, f"[`{Path(step.file).name}`](")]
-    elif step in steps.GPT:
-        tables = [("docs/gpt/index.md", f"]({page}) |")]
-    elif step in steps.PORTS:
-        tables = [("docs/ports/index.md", f"]({page}) |")]
-    for table, first_cell in tables:
-        rows = (ROOT / table).read_text().splitlines()
-        row = next(row for row in rows if row.startswith("|") and first_cell in row)
+    if step in steps.STEPS + steps.GPT + steps.PORTS:  # cog fills the tables of the others
+        table = ROOT / "docs" / Path(step.file).parent / "index.md"
+        rows = table.read_text().splitlines()
+        row = next(row for row in rows if row.startswith("|") and f"]({page}) |" in row)
         assert row.endswith(f" {printed.strip()} |"), f"write {printed.strip()} into {table}"
 
 
@@ -61,9 +52,7 @@ def introduction(script):
     return re.split(": |, with the same command", docstring)[0]
 
 
-@pytest.mark.parametrize(
-    "step", [s for s in steps.ALL if s.file.endswith(".py")], ids=lambda step: step.file
-)
+@pytest.mark.parametrize("step", SCRIPT_STEPS)
 def test_scripts_introduce_themselves(step):
     assert introduction(step.file) != introduction(step.base)
 

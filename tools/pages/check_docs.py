@@ -2,8 +2,7 @@
 
 Also, that no diff is typed by hand, there or in README, and that no page takes long to read, nor
 the stages' pages together; what unfolds there, hints and answers, is an exercise and counts for its
-page only. Nor may a script be missing in tools/steps.py, or a quote of one be stale. Prints how
-many units there are, or what is wrong and where, and then ends with status 1.
+page only. Nor may a script be missing in tools/steps.py, or a quote of one be stale.
 """
 
 import argparse
@@ -109,7 +108,7 @@ def unlisted_scripts():
 
 
 def check(docs):
-    """Returns the problems of all pages, and a line each on what there is."""
+    """Returns what is wrong with the pages, and where."""
     problems, blocks, prose = [], [], {}
     for page in sorted(docs.rglob("*.md")):
         found, prose[str(page.relative_to(docs))], wrong = check_page(page)
@@ -122,21 +121,13 @@ def check(docs):
     stages = minutes(sum(words.total() - words["folded"] for words in pages))
     if stages > MAX_STAGE_MINUTES:
         problems.append(f"the stages' pages: {stages:.1f} minutes, of {MAX_STAGE_MINUTES}")
-    slowest = max(prose, key=lambda page: prose[page].total())
-    units = sum(len(changed_units(step)) for step in DOCUMENTED)
-    return problems, [
-        f"all {units} changed units of {len(DOCUMENTED)} files are explained",
-        f"{stages:.1f} minutes to read the stages' pages, without code and what unfolds; the "
-        f"longest of {len(prose)} pages is {slowest} with {minutes(prose[slowest].total()):.1f}",
-    ]
+    return problems
 
 
 def main():
     argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
-    problems, report = check(ROOT / "docs")
-    if problems:
+    if problems := check(ROOT / "docs"):
         sys.exit("\n".join(problems))
-    print(*report, sep="\n")
 
 
 if __name__ == "__main__":
