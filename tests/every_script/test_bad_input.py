@@ -11,7 +11,16 @@ import sys
 import pytest
 import torch
 from gpt_helpers import TINY
-from helpers import SCRIPTS, SHORT_VAL, VAL_CHUNKS, documented_error, module, patch, read_script
+from helpers import (
+    LONG,
+    SCRIPTS,
+    SHORT_VAL,
+    VAL_CHUNKS,
+    documented_error,
+    module,
+    patch,
+    read_script,
+)
 from rankcheck.launch.jobs import pretend_gpus
 
 import singlegpu
@@ -236,7 +245,9 @@ def test_full_disk(shell, setup, cause):
     ("script", "options"),
     [
         ("singlegpu.py", "--batch_size 1"),
-        ("elastic_ddp.py", "--global_batch_size 1 --save_every_steps 10000"),
+        pytest.param(
+            "elastic_ddp.py", "--global_batch_size 1 --save_every_steps 10000", marks=LONG
+        ),
         ("gpt/gpt.py", f"{GPT} --save_every_steps 2"),
         ("gpt/async_save.py", f"{GPT} {SHORT_VAL} --save_every_steps 2"),
     ],

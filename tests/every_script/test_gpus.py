@@ -16,11 +16,10 @@ from gpt import muon
 from tools.launch.snapshots import load, load_gpt
 from tools.steps import ROOT, STAGES
 
-QUICK = ["singlegpu.py", "multinode.py", "elastic_ddp.py"]
-LONGER = [name for name in SCRIPTS if name not in QUICK]
+LONGER = [name for name in SCRIPTS if name != "elastic_ddp.py"]
 LONGER += ["recipes/mixed_precision.py", "by_hand/fsdp.py", "gpt/gpt.py", "gpt/fsdp.py"]
 LONGER += ["gpt/tensor_parallel.py"]
-OTHERS = [name for name in NAMES if name not in QUICK + LONGER]
+OTHERS = [name for name in NAMES if name not in ["elastic_ddp.py", *LONGER]]
 THREE_D = "--pp_size 2 --tp_size 2 --micro_batches 2 --n_layer 2"
 WIDE = [  # on more ranks, where there are so many GPUs
     ("elastic_ddp.py", 4, ""),
@@ -100,9 +99,11 @@ if hasattr(script, "chunked_loss"):
 
 @pytest.mark.parametrize(
     ("name", "ranks", "options"),
-    [(name, 1 if name == "singlegpu.py" else 2, None) for name in QUICK]
-    + [pytest.param(name, 2, None, marks=pytest.mark.long) for name in LONGER]
-    + first(0, [(name, 2, None) for name in OTHERS] + WIDE),
+    [
+        ("elastic_ddp.py", 2, None),
+        *first(0, [(name, 1 if name == "singlegpu.py" else 2, None) for name in LONGER], LONG),
+        *first(0, [*((name, 2, None) for name in OTHERS), *WIDE]),
+    ],
 )
 def test_pretended_gpus(shell, name, ranks, options):
     def start(command):
@@ -193,10 +194,11 @@ def test_snapshots_of_other_devices(shell):
         assert ("peak memory 0.0 GiB" in output) == on_gpu
 
 
+@pytest.mark.long
 def test_signal_on_pretended_gpus(shell):
     job = shell.ranks("preemptible.py 5000 --save_every_steps 10", 2, **pretend_gpus(2))
     job.wait_for("saved")
-    job.signal(signal.SIGTERM)
+    job.signal(signal.SIGHUP)
     job.fails("stopped by a signal")
 
 

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import NAMES, SCRIPTS, SIGNAL, module, patch, read_script
+from helpers import LONG, NAMES, SCRIPTS, SIGNAL, first, module, patch, read_script
 from rankcheck.launch.jobs import pretend_gpus
 
 from tools.compose.compose import ancestors
@@ -37,7 +37,7 @@ def test_group_on_gpus(name, monkeypatch):
     init_process_group.assert_called_with(backend, **expected)
 
 
-@pytest.mark.parametrize("name", SCRIPTS[1:])
+@pytest.mark.parametrize("name", first(2, SCRIPTS[:0:-1], LONG))
 def test_seeds_and_bar(shell, name):
     """Augmentation and dropout differ between ranks, and can be repeated; rank 0 has the bar."""
     script = patch(shell.folder, name, read_script("tell_seeds.py"))

@@ -4,7 +4,7 @@ import os
 import re
 
 import pytest
-from helpers import run, snippet
+from helpers import LONG, first, run, snippet
 from rankcheck.launch.jobs import environment
 
 from tools import steps
@@ -94,7 +94,7 @@ def test_preempted_job_requeues_itself(submitted, name, record, job):
     assert result.stdout == f"requeue {job}\n", result.stderr
 
 
-@pytest.mark.parametrize("name", JOB_FILES)
+@pytest.mark.parametrize("name", first(1, JOB_FILES[::-1], LONG))
 def test_gpus_are_missing(submitted, name):
     """At first, this is the user's mistake; in a later life, Slurm's, and the job is requeued.
 

@@ -495,6 +495,7 @@ def test_tasks_are_not_bound_to_one_cpu(cluster, shell):
         assert re.findall("CPUs: .*", text) == [f"CPUs: {number}"], name
 
 
+@pytest.mark.long
 def test_failure_fails_the_job(cluster, shell):
     """A rank that raises on one node ends the job on both; its traceback is in the log."""
     (shell.folder / "fails.py").write_text("""import os, sys, time

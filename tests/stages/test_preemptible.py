@@ -11,6 +11,7 @@ from helpers import (
     DROPOUT,
     FORK,
     LOG_LOSSES,
+    LONG,
     SIGNAL,
     assert_trained,
     documented_error,
@@ -86,6 +87,7 @@ os.setsid = show_parent
 """
 
 
+@pytest.mark.long
 def test_sigterm_with_data_workers(shell):
     """torchrun signals whole process groups. The rest of the epoch is for one rank.
 
@@ -126,7 +128,9 @@ atexit.register(lambda: print("group left:", not script.dist.is_initialized()))
 """
 
 
-@pytest.mark.parametrize(("name", "signum"), [(SCRIPT, signal.SIGTERM), (ELASTIC, signal.SIGINT)])
+@pytest.mark.parametrize(
+    ("name", "signum"), first(1, [(SCRIPT, signal.SIGTERM), (ELASTIC, signal.SIGINT)], LONG)
+)
 def test_signal_to_one_of_three(shell, name, signum):
     """All stop after the same step, and end only when rank 0 has saved it, however long it takes.
 
@@ -151,14 +155,12 @@ def test_signal_to_one_of_three(shell, name, signum):
 
 def test_epochs_of_one_step(shell):
     """Steps are counted over the epochs: it saves every seventh, and stops at a signal."""
-    saved = []
-    for signum in (signal.SIGINT, signal.SIGHUP):
-        job = shell.ranks(f"{SCRIPT} 100000 100000 --batch_size 1024 --save_every_steps 7", 2)
-        job.wait_for("saved", times=3)
-        job.signal(signum)
-        job.fails("stopped by a signal")
-        saved += re.findall(r"epoch (\d+ \+ \d+) samples", job.output)
-        assert saved[-1].endswith(" + 2048")
+    job = shell.ranks(f"{SCRIPT} 100000 100000 --batch_size 1024 --save_every_steps 7", 2)
+    job.wait_for("saved", times=3)
+    job.signal(signal.SIGINT)
+    job.fails("stopped by a signal")
+    saved = re.findall(r"epoch (\d+ \+ \d+) samples", job.output)
+    assert saved[-1].endswith(" + 2048")
     assert saved[:3] == ["6 + 2048", "13 + 2048", "20 + 2048"]
 
 
@@ -207,7 +209,9 @@ def test_resumed_by_each_stage(shell):
 ELASTIC_STEPS = 32  # per epoch: global batches of 64 of 2048 samples
 
 
-@pytest.mark.parametrize(("ranks", "size", "batch_size"), [(3, 2047, 50), (2, 20, 1)])
+@pytest.mark.parametrize(
+    ("ranks", "size", "batch_size"), first(1, [(3, 2047, 50), (2, 20, 1)], LONG)
+)
 def test_uneven_shards(shell, ranks, size, batch_size):
     """50 samples are no multiple of 3, and the last batch has but 47; of 1, rank 1 has none."""
     script = patch(shell.folder, ELASTIC, resize(size))

@@ -8,8 +8,10 @@ from helpers import (
     DROPOUT,
     KILL,
     LOG_LOSSES,
+    LONG,
     assert_equal,
     edit,
+    first,
     logged_losses,
     patch,
     resize,
@@ -33,7 +35,7 @@ script.DataLoader = functools.partial(script.DataLoader, collate_fn=drop)
 DROP_LAST = """
 script.DataLoader = functools.partial(script.DataLoader, drop_last=True)
 """
-RESUMED = ["resumable.py", "preemptible.py", "elastic_ddp.py"]
+RESUMED = ["elastic_ddp.py", "preemptible.py", "resumable.py"]
 
 
 def losses_of_plain_loop(epochs, kept=torch.inf, drop_last=False):
@@ -61,7 +63,7 @@ def losses_of_plain_loop(epochs, kept=torch.inf, drop_last=False):
     return losses
 
 
-@pytest.mark.parametrize("script", ["multigpu_torchrun.py", "resumable.py"])
+@pytest.mark.parametrize("script", first(1, ["resumable.py", "multigpu_torchrun.py"], LONG))
 @pytest.mark.parametrize(
     "setup, options",
     [(DROPPING, {"kept": KEPT}), (DROP_LAST, {"drop_last": True})],
@@ -74,8 +76,10 @@ def test_mean_loss(shell, script, setup, options):
     assert losses == pytest.approx(losses_of_plain_loop(3, **options), rel=1e-5)
 
 
-@pytest.mark.parametrize("setup", [DROPPING, ""], ids=["dropping_collate", "padded"])
-@pytest.mark.parametrize("script", RESUMED)
+@pytest.mark.parametrize(
+    "setup", first(1, [DROPPING, ""], LONG), ids=["dropping_collate", "padded"]
+)
+@pytest.mark.parametrize("script", first(1, RESUMED, LONG))
 def test_killed(shell, script, setup):
     """With dropout, a run that was killed within an epoch ends as one that was not, bit for bit."""
     path = patch(shell.folder, script, resize(SIZE) + DROPOUT + setup + KILL)
@@ -90,7 +94,7 @@ def test_killed(shell, script, setup):
     assert_equal(shell.folder / "straight.pt", shell.folder / "snapshot.pt")
 
 
-@pytest.mark.parametrize("script", ["resumable.py", "elastic_ddp.py"])
+@pytest.mark.parametrize("script", first(1, ["resumable.py", "elastic_ddp.py"], LONG))
 def test_totals_of_a_resumed_run(shell, script):
     """Where both save after the same steps, the loss so far is equal, too."""
     path = patch(shell.folder, script, DROPOUT + DROPPING + KILL)
@@ -120,7 +124,7 @@ def test_ranks_that_shuffle_differently(shell):
     job.fails("'seed 0, 2048 samples'", "'seed 1, 2048 samples'", "use one seed")
 
 
-@pytest.mark.parametrize("steps", [16, 32], ids=["within_an_epoch", "at_its_end"])
+@pytest.mark.parametrize("steps", first(1, [16, 32], LONG), ids=["within_an_epoch", "at_its_end"])
 def test_snapshot_of_version_1_1(shell, steps):
     """It has the mean loss alone; one at the end of an epoch leaves nothing to train there."""
     path = patch(shell.folder, "resumable.py", KILL)

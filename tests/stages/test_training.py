@@ -8,7 +8,16 @@ import sys
 import pexpect
 import pytest
 import torch
-from helpers import SCRIPTS, assert_trained, documented_error, fences, patch, reference_run
+from helpers import (
+    LONG,
+    SCRIPTS,
+    assert_trained,
+    documented_error,
+    fences,
+    first,
+    patch,
+    reference_run,
+)
 
 from tools.launch.snapshots import max_abs_diff
 from tools.steps import ROOT
@@ -56,7 +65,7 @@ torch.save = save
 """
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", first(2, SCRIPTS, LONG))
 def test_killed_while_saving_leaves_a_snapshot(shell, name):
     (shell.folder / "whole").mkdir()
     killed = patch(shell.folder, name, KILLED_WHILE_SAVING)
@@ -81,6 +90,7 @@ def test_newest_snapshot_that_breaks_on_its_way(shell):
     )
 
 
+@pytest.mark.long
 def test_bar_on_a_terminal(tmp_path):
     command = f"{sys.executable} {ROOT}/singlegpu.py 3 2"
     output, status = pexpect.run(command, cwd=tmp_path, dimensions=(24, 100), withexitstatus=True)
