@@ -30,6 +30,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tools.formulas.calculator import BFLOAT16, USABLE_MEMORY
 from tools.formulas.memory import FLOAT32, GPT, block_of, memory
+from tools.formulas.scaling import H100
 
 MAX_BYTES = 2e9  # of a step here, where no layer is sharded
 STATES = 3  # at least: a weight, its gradient, the momentum
@@ -195,15 +196,14 @@ def report(run):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("ranks", type=int)
-    parser.add_argument("--ranks_per_node", type=int, default=8)
     parser.add_argument("--gpu_memory", type=float, default=80e9, help="in bytes")
     parser.add_argument("script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
     defaults = argparse.Namespace(shape=None, meshes=[], step_bytes=0, trainer=None, unused=[])
     run = parser.parse_args(namespace=defaults)
-    local = min(run.ranks, run.ranks_per_node)
+    local = min(run.ranks, H100.gpus_per_node)
     if local < 1 or run.ranks % local:
-        parser.error("ranks must be a multiple of --ranks_per_node, and both 1 or more")
+        parser.error("ranks must be fewer than the 8 of a node, or a multiple of that")
     if not os.path.isfile(run.script):
         sys.exit(f"there is no file {run.script}")
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0", "CUDA_VISIBLE_DEVICES": ""}
