@@ -426,12 +426,13 @@ def test_older_form_of_torchrun(shell):
     assert_trained(shell.folder / "snapshot.pt", 1, 64)
 
 
-@pytest.mark.parametrize("script", ["multigpu_torchrun.py", "elastic_ddp.py"])
+@pytest.mark.parametrize("script", ["multinode.py", "elastic_ddp.py"])
 def test_empty_data(shell, script):
-    job = start(shell, script, "1", resize(0))
+    job = start(shell, script, "1", resize(0), ranks=1)
     assert job.wait() != 0
     assert "0 of 1 epochs done, 0 steps per epoch" in job.output
     assert documented_error("division by zero") in job.output
+    assert not (shell.folder / "snapshot.pt").exists()
 
 
 @pytest.mark.long

@@ -1,32 +1,17 @@
 """tests/faults/every_kill.py finds no point of a run at which a kill costs a sample; and would."""
 
 import fnmatch
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from helpers import LONG, first
 
 from tests.faults import every_kill
-from tests.faults.chaos import ChaosRun
 from tools.steps import ROOT
 
 TMP = ("tmp_path = f", "tmp_path = path or f")  # writes in place
 FSYNC = ("os.fsync(", "print(")
 POSITION = ("self.samples_run = snapshot", "snapshot")
-
-
-@pytest.mark.parametrize(
-    ("file", "reason"),
-    [("multigpu.py", "starts its ranks itself"), ("gpt/ask.py", "has no trainer"), ("a", "is no")],
-)
-def test_files_that_are_not_taken(file, reason, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["every_kill", file])
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(SystemExit):
-        every_kill.main()
-    assert f"{file} {reason}" in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -61,12 +46,3 @@ def test_kills(tmp_path, file, old_and_new, at, wrong):
     for name in names:
         result = every_kill.try_kills(trials[name], str(script), expected, tmp_path)
         assert wrong in result if wrong else result == "", (name, result)
-
-
-@pytest.mark.parametrize("start, good", [(2, False), (3, True)])
-def test_chaos_sees_a_loss(start, good):
-    """An older snapshot is resumed from, though the run then comes further than the one lost."""
-    lives = [range(1, 4), range(start, 6)]
-    saved = [[f"epoch {n} | loss 1 | saved a.pt\n" for n in life] for life in lives]
-    log = "".join("epochs done\n" + "".join(life) for life in saved)
-    assert ChaosRun.never_older(SimpleNamespace(read=lambda: log)) == good
