@@ -263,6 +263,7 @@ def test_losses_that_are_no_plain_mean(shell, name):
     assert max_abs_diff(*weights) < 1e-6
 
 
+@pytest.mark.long
 def test_masked_loss_where_a_rank_has_no_share(shell):
     """With the page's lines in elastic_ddp.py, on three ranks, which share a last batch of two."""
     masked_loss = snippet("your_project.md", "def masked_loss", "python")
