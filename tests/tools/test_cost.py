@@ -4,7 +4,9 @@ import math
 import sys
 
 import pytest
+import torch.distributed as dist
 
+from bench.measure import median_time
 from tools.formulas import calculator, scaling
 
 
@@ -20,6 +22,16 @@ def test_latency_limits_fsdp_over_all_gpus():
     hsdp, fsdp = (scaling.efficiency(scaling.H100, 2048, 8e9, 4e6, hsdp) for hsdp in (True, False))
     assert hsdp == pytest.approx(0.94, abs=0.005)
     assert fsdp == pytest.approx(0.38, abs=0.005)
+
+
+def test_slower_rank_is_measured(monkeypatch):
+    def gather(results, seconds):
+        results[:] = [seconds, seconds + 1]
+
+    monkeypatch.setattr(dist, "all_gather_object", gather)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "barrier", lambda: None)
+    assert median_time(lambda: None, 3) > 1
 
 
 def test_slowest_of_two():

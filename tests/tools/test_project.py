@@ -4,11 +4,13 @@ import ast
 import re
 import shlex
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 from helpers import IGNORED, NIGHTLY, edit, needs_slurm, run
 
+from bench import epoch_time
 from tools import steps
 from tools.steps import ROOT
 
@@ -240,3 +242,12 @@ def test_command(command, output):
     result = run(*shlex.split(command))
     assert result.returncode == 0, result.stdout + result.stderr
     assert output in result.stdout
+
+
+def test_bench_without_peers(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "lightning_fabric", None)
+    monkeypatch.setattr(sys, "argv", ["epoch_time.py", "--peers"])
+    with pytest.raises(SystemExit):
+        epoch_time.main()
+    error = "there is no lightning_fabric: type make bench PEERS=1\n"
+    assert capsys.readouterr().err.endswith(f"epoch_time.py: error: {error}")
