@@ -2,11 +2,13 @@
 
 import fnmatch
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from helpers import LONG, first
+from helpers import LONG, first, run
 
 from tests.faults import every_kill
+from tests.faults.chaos import ChaosRun
 from tools.steps import ROOT
 
 TMP = ("tmp_path = f", "tmp_path = path or f")  # writes in place
@@ -46,3 +48,26 @@ def test_kills(tmp_path, file, old_and_new, at, wrong):
     for name in names:
         result = every_kill.try_kills(trials[name], str(script), expected, tmp_path)
         assert wrong in result if wrong else result == "", (name, result)
+
+
+@pytest.mark.parametrize("start, good", [(2, False), (3, True)])
+def test_chaos_sees_a_loss(start, good):
+    """An older snapshot is resumed from, though the run then comes further than the one lost."""
+    lives = [range(1, 4), range(start, 6)]
+    saved = [[f"epoch {n} | loss 1 | saved a.pt\n" for n in life] for life in lives]
+    log = "".join("epochs done\n" + "".join(life) for life in saved)
+    assert ChaosRun.never_older(SimpleNamespace(read=lambda: log)) == good
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("file", "reason"),
+    [
+        ("multigpu.py", "starts its ranks itself"),
+        ("gpt/ask.py", "has no trainer"),
+        ("a", "is no"),
+    ],
+)
+def test_files_that_are_not_taken(file, reason):
+    result = run("python", "-m", "tests.faults.every_kill", file)
+    assert result.returncode == 2 and f"{file} {reason}" in result.stderr.splitlines()[-1]
