@@ -59,9 +59,9 @@ TP = "by_hand/tensor_parallel.py"
     ("form", "model", "dtype", "ranks"),
     [
         ("after backward()", "toy", "float64", 2),
-        ("a hook each", "block", "float64", 2),
         ("buckets", "block", "float64", 2),
-        ("buckets", "block", "float32", 4),
+        pytest.param("a hook each", "block", "float64", 2, marks=LONG),
+        pytest.param("buckets", "block", "float32", 4, marks=LONG),
     ],
 )
 def test_ddp(shell, form, model, dtype, ranks):
@@ -102,10 +102,10 @@ def test_shards(shell, library, runs, model, dtype, optimizer):
     ("runs", "model", "dtype", "optimizer"),
     [
         ([(TP, 5), (TP, 2)], "deep", "float64", ADAMW),
-        ([(TP, 2), (ONE, 1), (TP, 5)], "toy", "float64", ""),
         ([(DDP, 4), (TP, 2)], "deep", "float32", ""),
+        pytest.param([(TP, 2), (ONE, 1), (TP, 5)], "toy", "float64", "", marks=LONG),
     ],
-    ids=["deep", "toy", "float32"],
+    ids=["deep", "float32", "toy"],
 )
 def test_tensor_parallel(shell, runs, model, dtype, optimizer):
     """All ranks take the same batch, as one process does, and resume its snapshots."""

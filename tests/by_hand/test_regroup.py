@@ -122,6 +122,7 @@ def test_frozen(shell):
     training.ends()
 
 
+@pytest.mark.long
 def test_a_bug_is_shown(shell):
     """An error of the script's own is raised, when the same step has failed ten times.
 
@@ -136,6 +137,7 @@ def test_a_bug_is_shown(shell):
     assert output.count(": 1 processes") == 9
 
 
+@pytest.mark.long
 def test_gpu_has_nccl(shell):
     """Whose group takes no tensor that is on the CPU."""
     setup = "script.Trainer._run_batch = lambda *a: script.dist.all_reduce(torch.zeros(1))"

@@ -44,6 +44,7 @@ OPTIONS_OF_EIGHTH = """--n_embd 256 --n_hidden 1024 --n_head 4 --n_kv_head 1 --n
     --rope_theta 500000 --tie_word_embeddings"""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "expected"),
     first(1, [("--n_kv_head 2", {"num_key_value_heads": 2}), (OPTIONS_OF_EIGHTH, EIGHTH)], LONG),
@@ -106,7 +107,9 @@ def test_no_snapshot_to_export(tmp_path):
         export.main(argparse.Namespace(snapshots=tmp_path))
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), first(1, [(torch.float32, 1e-5), (torch.float64, 1e-12)], LONG)
+)
 def test_packed_documents(request, monkeypatch, dtype, tolerance):
     """Their loss and gradients are those of each alone, wherever in a chunk it stands."""
     request.addfinalizer(functools.partial(torch.set_default_dtype, torch.get_default_dtype()))
@@ -136,6 +139,7 @@ def test_packed_documents(request, monkeypatch, dtype, tolerance):
     assert max_abs_diff(gradients([packed]), alone) < tolerance
 
 
+@pytest.mark.long
 def test_documents_of_one_token(shell):
     """All targets are ignored, so the losses are 0; llama.py, for which they count, is refused."""
     (shell.folder / "tokens").mkdir()
@@ -148,6 +152,7 @@ def test_documents_of_one_token(shell):
     start(shell, "llama.py", "s").fails("its epoch has seed 0, ", ", not seed 0, ")
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:Full backward hook")  # of CommDebugMode
 def test_tensor_parallelism(request):
     """Four all-gathers a layer, as in arXiv 2205.05198. Compiled, it learns the embedding, too."""

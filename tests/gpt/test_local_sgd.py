@@ -34,6 +34,7 @@ def test_synchronized_every_step_is_ddp(shell):
         assert diff < 2e-6
 
 
+@pytest.mark.long
 def test_outer_step(shell):
     """After every third step, and the last, Nesterov's momentum moves all ranks to one point.
 

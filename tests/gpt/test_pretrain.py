@@ -12,7 +12,7 @@ from torch.nn import functional
 from tools.launch.snapshots import load, load_gpt
 
 
-@pytest.mark.parametrize("name", ["gpt/evaluate.py", *long("gpt/async_save.py")])
+@pytest.mark.parametrize("name", long("gpt/evaluate.py", "gpt/async_save.py"))
 def test_evaluation_that_fails(shell, name):
     """The save comes first, so that no step is lost; the evaluation comes again at the start."""
     script = patch(shell.folder, name, SHORT_GPT + read_script("fail_to_evaluate.py"))
@@ -34,7 +34,7 @@ def test_evaluation_that_fails(shell, name):
 SONG = "nine green bottles hanging on the wall\n"
 
 
-@pytest.mark.parametrize("name", ["gpt/metrics.py", *long("gpt/pretrain.py")])
+@pytest.mark.parametrize("name", long("gpt/metrics.py", "gpt/pretrain.py"))
 def test_pretrained_gpt(shell, name):
     """On 2 ranks: it learns the song, and its val loss, throughput and MFU are as computed here.
 

@@ -121,6 +121,7 @@ RESUMED = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "runs",
     [RESUMED[0], *long(RESUMED[1]), *first(0, RESUMED[2:])],
@@ -313,6 +314,7 @@ def limit(*args):
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["fsdp.py"])
 def test_starts_without_memory_for_the_whole_model(shell, name):
     """A limit on the memory of each of 4 ranks: half of what the weights need."""

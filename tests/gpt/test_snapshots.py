@@ -49,7 +49,7 @@ def test_killed_while_dcp_saves(shell):
     start(shell, "dcp.py", "s").fails(f"cannot load s/{folder.name}: move it or set another")
 
 
-@pytest.mark.parametrize("name", ["dcp.py", "fsdp.py"])
+@pytest.mark.parametrize("name", ["dcp.py", *long("fsdp.py")])
 def test_snapshots_need_a_shared_disk(shell, name):
     """Each rank writes its own shards, but only the folder of rank 0 has .metadata."""
     start(shell, name, "s", "ab", steps=2).succeeds()
@@ -69,6 +69,7 @@ def test_snapshot_of_another_layout(shell):
     start(shell, "dcp.py", "file", 2, steps=2).fails(error)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", KEEPING)
 def test_kept_snapshots(shell, name):
     """One of them, with those after it deleted, leads to the same end; a user's copy stays.
@@ -98,6 +99,7 @@ def test_kept_snapshots(shell, name):
     assert first.exists() and copies[0].exists() and not cut_short.exists()
 
 
+@pytest.mark.long
 def test_async_save_trains_on(shell):
     """What it saves is the state at the beginning, of which it has a copy: that of fsdp.py."""
     options = "--save_every_steps 4"

@@ -107,6 +107,7 @@ def test_long_text_with_a_tokenizer_that_begins_each_with_a_space(tmp_path):
     assert tokens == [*tokenizer.encode(text).ids, tokenizer.token_to_id(END)]
 
 
+@pytest.mark.long
 def test_bad_input(tmp_path, shell):
     (tmp_path / "text").write_text("hello\n")
     (tmp_path / "latin1").write_bytes(b"gr\xfcn\n")
@@ -162,6 +163,7 @@ def test_bad_input(tmp_path, shell):
     shell.ranks("gpt/tokens.py").fails("no tokens in --data tokens: ")
 
 
+@pytest.mark.long
 def test_vocabulary_of_llama_3(shell):
     """128,256 tokens need 32 bits; a number that the tokenizer does not know gets a line."""
     numbers = [*range(128_000, 128_255)] * 2

@@ -5,7 +5,16 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from helpers import equal_snapshots, first, load, max_abs_diff, needs_slurm, patch, read_script
+from helpers import (
+    LONG,
+    equal_snapshots,
+    first,
+    load,
+    max_abs_diff,
+    needs_slurm,
+    patch,
+    read_script,
+)
 from rankcheck.launch.jobs import free_port
 from torch.utils.data import DataLoader
 
@@ -125,7 +134,7 @@ def epochs(output):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)], ids=str
+    ("dtype", "tolerance"), first(1, [(torch.float64, 1e-12), (torch.float32, 1e-5)], LONG), ids=str
 )
 @EVERY_PORT
 def test_two_ranks_train_as_the_original(shell, port, dtype, tolerance):
@@ -143,6 +152,7 @@ def test_two_ranks_train_as_the_original(shell, port, dtype, tolerance):
     assert max_abs_diff(weights[0], load(one / "rank0.weights")) < tolerance
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("port", first(1, PORTS, pytest.mark.long), ids=lambda port: port.name)
 def test_resumed_on_another_number_of_ranks(shell, port):
     """Killed on two ranks and resumed on four, a run ends with the weights of the original.
@@ -202,6 +212,7 @@ def test_position_ends_with_the_data(shell, name, arguments, position):
     assert load(shell.folder / "snapshot.pt")["position"] == position
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "begin", "resume"),
     first(1, [("text", "40 --batch_size 32", "80"), ("images", "1 --batch_size 32", "3")]),
@@ -293,6 +304,7 @@ def test_images_are_evaluated_exactly(shell):
     assert logged == [f"epoch 1: accuracy {accuracy:.2%}"]
 
 
+@pytest.mark.long
 def test_recurrent_keeps_its_columns(shell):
     """Their number decides what is trained, and each is read by one rank."""
     shell.ranks("ports/recurrent.py 1").succeeds()

@@ -63,6 +63,7 @@ def test_scripts_of_the_page(shell, number, ranks):
 ALONE = read_script("evaluate_alone.py")
 
 
+@pytest.mark.long
 def test_rank_0_evaluates_alone(shell):
     """With DDP, it hangs; with the model that DDP wraps, it does not."""
     (shell.folder / "ddp.py").write_text(ALONE)

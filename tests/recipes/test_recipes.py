@@ -12,6 +12,7 @@ from helpers import (
     BATCH_NORM_AND_DROPOUT,
     FORK,
     KILL,
+    LONG,
     MEASURE_MEMORY,
     NIGHTLY,
     assert_trained,
@@ -89,6 +90,7 @@ def test_killed_is_uninterrupted(shell, name):
         assert float(re.findall(r"accuracy (\S+)% of 359 samples", resumed)[-1]) > 80
 
 
+@pytest.mark.long
 def test_half_precision_is_as_good(shell):
     """After 6 epochs the loss is that of float32; weights and snapshots are in float32 still."""
     script = "recipes/mixed_precision.py"
@@ -111,7 +113,7 @@ def test_half_precision_is_as_good(shell):
     assert load(shell.folder / "bfloat16.pt")["scaler"]["_growth_tracker"] > 0
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, *long(2)])
 def test_accumulated_is_one_batch(shell, ranks, size=2024):
     """Micro-batches of 8, of which the epoch's last is short, train like whole batches of 64."""
     setup = read_script("count_all_reduces.py") + resize(size)
@@ -137,6 +139,7 @@ def note_size(self, inputs):
 """
 
 
+@pytest.mark.long
 def test_evaluated_by_any_number_of_ranks(shell):
     """The same on 1, 2 and 3 ranks, of which only one can have equally many of 409 samples.
 
@@ -165,6 +168,7 @@ def test_evaluated_by_any_number_of_ranks(shell):
     assert accuracy > 0.5 and loss < 1
 
 
+@pytest.mark.long
 def test_curves_after_a_kill(shell):
     """Epochs after the last snapshot are trained twice, and drawn once."""
     script = patch(shell.folder, "recipes/tensorboard_logging.py", KILL)
@@ -183,6 +187,7 @@ def test_curves_after_a_kill(shell):
     assert {round(value, 6) for _, value in drawn["learning_rate"]} == {0.01}
 
 
+@pytest.mark.long
 def test_sharded_is_as_replicated(shell):
     """4 ranks train like one; then 2 resume from their snapshot, which is one of whole tensors."""
     for epochs, ranks, batch_size in [(2, 4, 64), (4, 2, 128)]:
@@ -192,6 +197,7 @@ def test_sharded_is_as_replicated(shell):
     assert "2 of 4 epochs done" in output
 
 
+@pytest.mark.long
 def test_sharded_needs_its_own_snapshot_on_all_nodes(shell):
     """The ranks compare their epochs before they load, since loading takes all of them."""
     folders = [shell.folder / "a", shell.folder / "b"]
@@ -275,6 +281,7 @@ def plain_loop(steps):
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", ["recipes/stragglers.py", pytest.param("recipes/monitor.py", marks=NIGHTLY)]
 )
@@ -359,6 +366,7 @@ PHASES = (
 )
 
 
+@pytest.mark.long
 def test_trace_of_three_steps(shell):
     """Only rank 0 writes, each phase is there once per step, and all-reduces begin in backward.
 
@@ -402,10 +410,10 @@ def test_run_shorter_than_the_schedule(shell, steps, profiled):
 @pytest.mark.parametrize(
     ("name", "method", "options"),
     [
-        ("preemptible.py", "_run_batch", "--save_every_steps 4"),
-        ("preemptible.py", "_run_epoch", "--save_every_steps 4"),
         ("recipes/evaluate.py", "_evaluate", ""),
-        pytest.param("recipes/images.py", "_evaluate", "", marks=pytest.mark.long),
+        pytest.param("preemptible.py", "_run_batch", "--save_every_steps 4", marks=LONG),
+        pytest.param("preemptible.py", "_run_epoch", "--save_every_steps 4", marks=LONG),
+        pytest.param("recipes/images.py", "_evaluate", "", marks=LONG),
     ],
 )
 def test_a_schedule_is_saved_after_its_step(shell, name, method, options):
