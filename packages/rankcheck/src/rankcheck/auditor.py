@@ -62,7 +62,7 @@ class Audit:
         self.judged = False  # whether all questions were asked
         self.started = []  # the runs so far
         kills, replays = not args.no_kill, not args.no_replay
-        self.progress = Progress(1 + (kills or replays) + replays + 3 * kills)
+        self.progress = Progress(1 + (kills or replays) + replays + 7 * kills)
 
     def introduction(self):
         """Says how the script is started, and what it finds."""
@@ -108,15 +108,16 @@ class Audit:
     def tell(self, name, arguments, variables):
         """Says which run begins, and keeps it in a list for --keep."""
         at, signum = map(int, variables["AUDIT_SIGNAL"].split())
+        again = "started again after the kill"
         what = {
             "first": "all ranks",
             "without": "all ranks, without GPUs",
             "whole": "all ranks, with a seed",
             "calm": "all ranks, without dropout",
             "alone": "one step, in one process",
-            "killed": f"killed in step {at + 1}" if signum else "started again after the kill",
+            "killed": f"killed in step {at + 1}" if signum else again,
             "stopped": f"SIGTERM in step {at + 1}",
-        }[name]
+        }.get(name) or ("killed in a save" if "AUDIT_EVENT" in variables else again)
         self.progress.begin(what)
         script = f"-m {self.args.module}" if self.args.module else self.args.script
         start = self.launcher

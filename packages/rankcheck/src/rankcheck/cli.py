@@ -63,6 +63,7 @@ def make_parser():
     add("--steps", type=positive, default=200, help="steps after which a run ends (200)")
     add("--seconds", type=positive, default=60, help="seconds after its first step (60)")
     add("--no-kill", action="store_true", help="no kill, no SIGTERM, and no restart")
+    add("--every-kill", action="store_true", help="kill at each file event of a save, not at three")
     add("--no-replay", action="store_true", help="no comparison with one process")
     add("--resume", default="", metavar="ARGUMENTS", help="more arguments, to start it again")
     add("--data", action="append", default=[], type=Path, metavar="PATH", help=DATA_HELP)

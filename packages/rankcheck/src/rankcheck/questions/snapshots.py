@@ -26,6 +26,10 @@ def is_saved(file):
     return False
 
 
+def is_snapshot(path):
+    return (path / ".metadata").exists() or (path.is_file() and is_saved(path))
+
+
 def saves_of(facts):
     return [event for event in facts.events("saved") if event["saved"]]
 
@@ -84,13 +88,17 @@ def writing(facts, saves, writers):
             yield warning("RC402", rename, f"several ranks write {name}: one is enough")
 
 
+def is_same_file(saves):
+    return any(b["inode"] and a["inode"] in (None, b["inode"]) for a, b in pairwise(saves))
+
+
 def overwriting(saves, path, own, renamed, weights):
     """Looks whether a file is written over, and which other is left if that is interrupted."""
-    over = any(b["inode"] and a["inode"] in (None, b["inode"]) for a, b in pairwise(saves))
-    if not over or not path.exists():
+    if not is_same_file(saves) or not path.exists():
         return
-    others = {other.resolve() for other in {*path.parent.iterdir(), *own}} - {path.resolve()}
-    others = [other for other in others if other.is_dir() or (other.exists() and is_saved(other))]
+    beside = [other for other in path.parent.iterdir() if not other.is_symlink()]
+    others = {other.resolve() for other in [*beside, *own]} - {path.resolve()}
+    others = [other for other in others if is_snapshot(other)]
     sizes = {other: size_of(other) for other in others}
     left = [other for other in others if sizes[other] > size_of(path) / 2]
     if any(sizes[other] >= size_of(path) for other in {*left} & {r.resolve() for r in renamed}):
@@ -165,7 +173,10 @@ def kill(facts):
         yield unseen("how it survives a kill: it calls no torch.save before the last step here")
     else:
         at = (save["at"] + [*times, total][1] + 1) // 2
-        yield from resume(facts, save, at)
+        resumed = list(resume(facts, save, at))
+        yield from resumed
+        if not {"RC501", "RC502", "RC504"} & {finding.rule for finding in resumed}:
+            yield from kills_in_a_save(facts, save)
         yield from stop(facts, at)
     if save and not any(map(loads_of, facts.runs)):
         yield from missing_state(facts, save)
@@ -189,6 +200,55 @@ def resume(facts, save, at):
         yield from compare_ranks(facts, whole, again, save, started)
 
 
+AT = {"mkdir": "after it has made", "write": "while it writes", "rename": "before it renames"}
+
+
+def kills_in_a_save(facts, first):
+    """Kills it in the save that follows the first one: where it makes a folder, writes, renames.
+
+    With --every-kill, at each such event. What is written over in place has been named by then.
+    """
+    whole = facts.whole_run()
+    by_path = {}
+    for save in [event for event in whole.events if event.get("saved")]:
+        by_path.setdefault(Path(save["saved"]).name, []).append(save)
+    over = {name for name, saves in by_path.items() if is_same_file(saves)}
+    events = [event for event in whole.events if "file_event" in event]
+    later = [event["at"] for event in events if event["at"] > first["at"]]
+    found = {e["file_event"]: e for e in reversed(events) if later and e["at"] == later[0]}
+    kinds, survived, told = set(), [], set()
+    for event, noted in reversed(found.items()):
+        kind, name = event.split(" ", 1)
+        if over & {*Path(name).parts} or (kind in kinds and not facts.args.every_kill):
+            continue
+        kinds.add(kind)
+        folder = f"killed_{len(facts.runs)}"
+        killed = facts.rerun(folder, AUDIT_SEED="7", AUDIT_EVENT=f"{noted['at']} {event}")
+        if not (killed.folder / "sent").exists():  # another rank has made the folder, say
+            continue
+        again = facts.rerun(folder, facts.args.resume, AUDIT_SEED="7")
+        why = fails(facts, again)
+        if why and why not in told:
+            text = f"killed {AT[kind]} {name}, and started again, it {why}"
+            yield error("RC513", noted, text)
+        elif not why:
+            survived.append(f"{AT[kind]} {name}")
+        told.add(why)
+    if survived:
+        yield ok(f"killed {', '.join(survived)}, and started again, it trains to the end")
+
+
+def fails(facts, again):
+    """Says how a run that was killed in a save fails later, if it does."""
+    errors = [Failure(event) for event in again.events if "error" in event]
+    errors.sort(key=lambda failure: failure.of_peer)
+    if errors and not again.limited:
+        return f"fails{' before its first step' if not again.steps else ''}: {errors[0].text}"
+    whole = facts.whole_run().steps[0]
+    from_scratch = again.steps and again.steps[0][0]["digest"] == whole[0]["digest"]
+    return "begins from scratch: the last snapshot is lost" if from_scratch else ""
+
+
 def stop(facts, at):
     """Looks at what it does at SIGTERM."""
     total = len(facts.whole_run().steps[0])
@@ -197,6 +257,8 @@ def stop(facts, at):
     saves = [e["at"] for e in stopped.events if "saved" in e]
     # The signal comes in step `at` + 1: a regular save after step `at` was before it.
     saved = [n for n in saves if n > at or (n == at and at not in regular)]
+    if not any("finished" in event or "error" in event for event in stopped.events):
+        saved = []  # the signal has ended all, one of them after its next regular save
     say = warning if facts.events("framework") else error  # whose own handler may hang
     if stopped.hangs:
         yield say("RC601", None, f"after SIGTERM: {one_line(stopped.hangs)}")

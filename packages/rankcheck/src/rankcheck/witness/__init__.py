@@ -75,6 +75,7 @@ class State:
         self.eval_place = ""  # the line that has last called eval()
         self.syncs = {}  # how many passes have averaged a parameter's gradient
         self.losses = []  # on which a backward pass was called, and of how many samples
+        self.on_file_event = []  # functions of what rank 0 does to a file: see witness.files
         self.meetings = 0  # how many collectives and barriers the script has called
         self.talks = set()  # the collectives that the script has called
         self.waits = set()  # the lines that have waited for the GPU

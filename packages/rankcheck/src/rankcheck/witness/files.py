@@ -4,9 +4,10 @@ import builtins
 import io
 import os
 
+import torch
 from torch.distributed import checkpoint
 
-from rankcheck.witness import caller, note_save, observe, place, write
+from rankcheck.witness import caller, get_rank, note_save, observe, place, state, write
 
 synced = set()  # the inodes of files that are on the disk
 
@@ -45,12 +46,42 @@ def note_open(file, mode="r", *args, **options):
             write(opened=path, place=line)
 
 
+def note_event(kind, path):
+    """Notes what rank 0 does to files of its folder after its first step.
+
+    `kind` is mkdir, write or rename: a folder is made, a file emptied, or about to be renamed.
+    """
+    path = os.path.abspath(path)
+    if get_rank() == 0 and state.steps and path.startswith(os.getcwd() + os.sep):
+        event = f"{kind} {os.path.relpath(path)}"
+        write(file_event=event, place=place())
+        for function in state.on_file_event:
+            function(event)
+
+
+def note_folder(result, path, *args, **options):
+    note_event("mkdir", path)
+
+
+def note_opened(result, file, mode="r", *args, **options):
+    if "w" in mode and isinstance(file, str | os.PathLike):
+        note_event("write", file)
+
+
+def note_save_to_path(obj, f, *args, **options):
+    if isinstance(f, str | os.PathLike):  # which torch opens in C++, afterwards
+        note_event("write", f)
+
+
 def install():
     observe("saves", os, "fsync", after=note_fsync)
+    observe("saves", torch, "save", before=note_save_to_path)
+    observe("saves", os, "mkdir", after=note_folder)
     for module in (builtins, io):  # pathlib opens by the latter
-        observe("saves", module, "open", before=note_open)
+        observe("saves", module, "open", before=note_open, after=note_opened)
     for name in ("rename", "replace"):
         observe("saves", os, name, before=note_rename)
+        observe("saves", os, name, before=lambda src, dst, **o: note_event("rename", src))
     for name in ("save", "async_save", "load"):
         storage = "storage_reader" if name == "load" else "storage_writer"
         observe("saves", checkpoint, name, before=note_checkpoint(storage, name))
