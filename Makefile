@@ -34,13 +34,15 @@ lint: .venv/dev  ## check the style
 	@if command -v shellcheck >/dev/null; then echo shellcheck $(SHELL_FILES); shellcheck $(SHELL_FILES); \
 	else echo 'shellcheck is missing and left out: sudo apt-get install shellcheck'; fi
 
-docs: .venv/dev  ## refresh the diffs in README and the pages, check them, and build the site into site/
-	cog -r -P --verbosity=1 $(COG)
-	python -m tools.pages.next_links
-	python -m tools.pages.check_docs
+docs: pages  ## refresh the diffs in README and the pages, check them, and build the site into site/
 	PYTHONPATH=. zensical build --strict --clean
 	mkdir -p site/assets
 	cp packages/rankcheck/src/rankcheck/watch/watch.* site/assets
+
+pages: .venv/dev
+	cog -r -P --verbosity=1 $(COG)
+	python -m tools.pages.next_links
+	python -m tools.pages.check_docs
 
 # For people who change the series: see CONTRIBUTING.md.
 cascade: .venv/dev
@@ -101,4 +103,4 @@ pins: | .venv/bin/python
 	sed -n 's/^Would install //p' .venv/pins | tr ' ' '\n' | sed -e '/^nvidia\|^cuda\|^triton/d' \
 	  -e 's/+.*//' -e 's/-\([^-]*\)$$/==\1/' | sort -f > constraints.txt
 
-.PHONY: pins recipe help run test check learn long docs lint cascade bench chaos torch
+.PHONY: pages pins recipe help run test check learn long docs lint cascade bench chaos torch

@@ -79,7 +79,7 @@ def site(tmp_path_factory):
 
 # First comes what builds the site, for which other workers would wait, then the longest: whoever
 # took one of these last would keep the others waiting.
-FIRST = ("test_pages_are_as_made", "test_job_files", "test_preemptible[grace-")
+FIRST = ("test_scripts_of_the_pages_run", "test_job_files", "test_preemptible[grace-")
 
 
 def pytest_make_parametrize_id(val, argname):

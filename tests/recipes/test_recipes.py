@@ -427,3 +427,9 @@ def test_a_schedule_is_saved_after_its_step(shell, name, method, options):
         unbroken, resumed = (load(shell.folder / f"{n}.pt") for n in ("0", saves))
         assert equal_snapshots(unbroken["optimizer"], resumed["optimizer"]), saves
         assert equal_snapshots(unbroken["model"], resumed["model"]), saves
+
+
+@pytest.mark.parametrize("name", ["recipes/stragglers.py", "recipes/tensorboard_logging.py"])
+def test_trains_as_one_process(shell, name):
+    shell.ranks(f"{patch(shell.folder, name, resize(256))} 2 1 --batch_size 32", 2).succeeds()
+    assert_trained(shell.folder / "snapshot.pt", 2, 64, size=256)
