@@ -129,7 +129,7 @@ def test_a_run_that_hangs_is_ended_without_proc(shell, monkeypatch):
     """As on macOS, which has no /proc."""
     (shell.folder / "waits.py").write_text(WAITS)
     job = shell.start(f"torchrun --standalone --nproc_per_node=2 {shell.folder}/waits.py")
-    job.wait_for("it waits\n", times=2)
+    job.wait_for("it waits", times=2)
     with monkeypatch.context() as patched:
         patched.setattr("rankcheck.launch.jobs.environments", dict)
         job.end()
