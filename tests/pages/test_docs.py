@@ -400,6 +400,7 @@ def test_what_a_training_costs(site):
     assert cost == pytest.approx(3 * gpu_hours, rel=0.1)
 
 
+@pytest.mark.long
 def test_diffs_lead_to_the_whole_file(site):
     """Each names its file and its function, and links to the function in the file."""
     shown = 0
