@@ -1,6 +1,7 @@
 """rankcheck finds the faults of faults.txt, and none in right scripts."""
 
 import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -157,3 +158,12 @@ def test_script_that_fails(tmp_path, line, message):
     assert result.returncode == 2
     assert f"could not be run:\n| {tmp_path}/breaks.py:1: " in result.stderr
     assert message in result.stderr
+
+
+@pytest.mark.long
+def test_every_kill(tmp_path):
+    """A default run kills while the first file is written alone."""
+    script = shutil.copy(SCRIPTS / "sharded.py", tmp_path)
+    result = run_rankcheck("--every-kill", "-v", script, folder=tmp_path)
+    said = " ".join(result.stdout.split())
+    assert result.returncode == 0 and "while it writes epoch2/.metadata.tmp, " in said, said
