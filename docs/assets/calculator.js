@@ -15,8 +15,7 @@
   function activations(model, samples, inputBytes, recompute, tp) {
     const channels = samples * model.context * model.nEmbd;
     const kept = model.block;
-    const inFloat32 = kept.in_float32 * C.FLOAT32;
-    const split = C.NORM_INPUTS * inputBytes + inFloat32 + kept.others * C.BFLOAT16;
+    const split = C.NORM_INPUTS * inputBytes + kept.others * C.BFLOAT16;
     const block = channels * (split / tp + kept.matrix_inputs * C.BFLOAT16);
     const backward = (channels * kept.backward * C.BFLOAT16) / tp;
     if (!recompute) return [model.nLayer * block, backward];

@@ -17,7 +17,7 @@ from tools.formulas import memory
 SAMPLES, CONTEXT, N_EMBD = 8, 8, 384
 LLAMA = {"n_kv_head": 1, "n_hidden": N_EMBD * 8 // 3, "norm_eps": 1e-6, "rope_theta": 1e4}
 OPTIONS = {"pretrain": {}, "fsdp": {}, "llama": LLAMA, "documents": LLAMA}
-OPTIONS["moe"] = {"n_experts": 4, "top_k": 2}
+MIXTURE = {"n_experts": 4, "top_k": 2}
 
 
 class Storages(TorchDispatchMode):
@@ -30,15 +30,12 @@ class Storages(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", OPTIONS)
-def test_what_a_block_keeps(name, dtype, recompute, monkeypatch):
+def bytes_kept(name, options, dtype, recompute, monkeypatch):
     """Counted after the forward pass; the output stands for the input, which is kept, too."""
     # A GPU's rms_norm keeps its input, like layer_norm; that of CPUs keeps several results.
     norm = functional.layer_norm
     monkeypatch.setattr(functional, "rms_norm", lambda x, s, weight, eps: norm(x, s, weight))
-    config = gpt_config(1, 4, N_EMBD, CONTEXT, **OPTIONS[name])
+    config = gpt_config(1, 4, N_EMBD, CONTEXT, **options)
     block = importlib.import_module(f"gpt.{name}").Block(config)
     stream_dtype = torch.float32 if name == "pretrain" else dtype  # with autocast
     block.to(stream_dtype)  # as FSDP casts weights
@@ -57,10 +54,25 @@ def test_what_a_block_keeps(name, dtype, recompute, monkeypatch):
     if dtype != stream_dtype and not recompute:  # the weights that autocast has converted
         counted -= dtype.itemsize * sum(p.numel() for p in block.parameters() if p.dim() == 2)
     assert output.dtype == stream_dtype
-    shape = memory.GPT(0, 1, N_EMBD, 256, CONTEXT, memory.block_of(vars(config)))
-    sizes = (dtype.itemsize, stream_dtype.itemsize)
-    kept, _ = memory.activations(shape, SAMPLES, *sizes, recompute, tp=1)
+    return counted
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_what_a_block_keeps(name, dtype, recompute, monkeypatch):
+    block = memory.BLOCK_TYPES["llama" if OPTIONS[name] else "gpt"]
+    shape = memory.GPT(0, 1, N_EMBD, 256, CONTEXT, block)
+    stream_bytes = 4 if name == "pretrain" else dtype.itemsize
+    kept, _ = memory.activations(shape, SAMPLES, dtype.itemsize, stream_bytes, recompute, tp=1)
+    counted = bytes_kept(name, OPTIONS[name], dtype, recompute, monkeypatch)
     assert kept == pytest.approx(counted, rel=0.02)
+
+
+def test_what_a_mixture_keeps(monkeypatch):
+    """The number of docs/choose.md, per token and channel."""
+    counted = bytes_kept("moe", MIXTURE, torch.bfloat16, False, monkeypatch)
+    assert counted / (SAMPLES * CONTEXT * N_EMBD) == pytest.approx(58, rel=0.02)
 
 
 def test_flops_are_those_of_the_script():

@@ -25,48 +25,24 @@ class Block(NamedTuple):
     matrix_inputs: float  # outputs of norms; tensor parallelism gathers them, on each rank
     others: float
     backward: float  # in the backward pass of the MLP: gradients, less what is freed by then
-    in_float32: float = 0  # in any case
     positions: int = 1  # tables of positions, which are learned, or none
 
 
-def llama(kv_share, hidden=8 / 3):
-    """Returns the block of gpt/llama.py with `kv_share` heads of keys and values for one of q.
-
-    Its MLP has `hidden` times as many channels as the model.
-
-    gpt/documents.py keeps as much, besides its mask, which all blocks share.
-    """
-    attention = 1 + 2 * kv_share + 2  # q, k and v; the output, and again in the order of o_proj
-    mlp = 4 * hidden  # gate, its SiLU, up and their product
-    return Block(2, attention + mlp, backward=1 + 2 * hidden, positions=0)
-
-
-def mixture(top_k):
-    """Returns the block of gpt/moe.py, whose router keeps its input in float32."""
-    mlp = top_k * (1 + 4 + 4 + 1)  # of each expert: input, up, GELU and output
-    return Block(1, 3 + 1 + mlp, backward=3 + 5 * top_k, in_float32=1)
-
+KV_SHARE = 1 / 4  # heads of keys and values for one of q in gpt/llama.py
+HIDDEN = 8 / 3  # channels of its MLP for one of the model's
 
 BLOCK_TYPES = {  # of files of gpt/
     # The 34 bytes of Korthikanti et al. 2022 (arXiv 2205.05198, section 4.1), less the masks of
     # dropout: q, k and v; the input of proj; up's output; the input of down, freed in backward.
     "gpt": Block(2, 3 + 1 + 4 + 4, backward=4 + 4 + 1 - 4),
-    "llama": llama(kv_share=1 / 4),
+    # q, k and v; attention's output, and again in the order of o_proj; gate, its SiLU, up and
+    # their product. gpt/documents.py keeps as much, besides its mask, which all blocks share.
+    "llama": Block(2, 1 + 2 * KV_SHARE + 2 + 4 * HIDDEN, backward=1 + 2 * HIDDEN, positions=0),
 }
 
 
-def block_of(options):
-    """Returns the block of the file of gpt/ that has these options."""
-    if "n_experts" in options:
-        return mixture(options["top_k"])
-    if "n_kv_head" in options:
-        hidden = options["n_hidden"] / options["n_embd"]
-        return llama(options["n_kv_head"] / options["n_head"], hidden)
-    return BLOCK_TYPES["gpt"]
-
-
 class GPT(NamedTuple):
-    """The shape of a model; its embedding and its head have a matrix each, unless `is_tied`."""
+    """The shape of a model, whose embedding and head have a matrix each."""
 
     params: float
     n_layer: int
@@ -74,7 +50,6 @@ class GPT(NamedTuple):
     vocab_size: int
     context: int
     block: Block = BLOCK_TYPES["gpt"]
-    is_tied: bool = False
 
     @property
     def embedding_params(self):
@@ -82,7 +57,7 @@ class GPT(NamedTuple):
 
     @property
     def head_params(self):
-        return 0 if self.is_tied else self.vocab_size * self.n_embd
+        return self.vocab_size * self.n_embd
 
     @property
     def block_params(self):
@@ -91,7 +66,7 @@ class GPT(NamedTuple):
     @property
     def flops_per_token(self):
         """As gpt/pretrain.py counts them: with attention, without the embeddings."""
-        multiplied = self.block_params * self.n_layer + self.vocab_size * self.n_embd
+        multiplied = self.block_params * self.n_layer + self.head_params
         return 6 * multiplied + 12 * self.n_layer * self.n_embd * self.context
 
 
@@ -99,8 +74,7 @@ def activations(model, samples, number_bytes, block_input_bytes, recompute, tp):
     """Returns the bytes that the backward pass starts with, and what its first block adds."""
     channels = samples * model.context * model.n_embd
     kept = model.block
-    split = NORM_INPUTS * block_input_bytes + kept.in_float32 * FLOAT32
-    split += kept.others * number_bytes
+    split = NORM_INPUTS * block_input_bytes + kept.others * number_bytes
     block = channels * (split / tp + kept.matrix_inputs * number_bytes)
     backward = channels * kept.backward * number_bytes / tp
     if not recompute:
