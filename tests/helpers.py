@@ -21,8 +21,7 @@ from tools.launch.snapshots import load, load_gpt, max_abs_diff
 from tools.steps import ALL, ROOT, STEPS
 
 SCRIPTS = [STEPS[0].base, *(step.file for step in STEPS)]
-ALL_NAMES = ["singlegpu.py", *(step.file for step in ALL if step.file.endswith(".py"))]
-NAMES = [name for name in ALL_NAMES if not name.endswith("/regroup.py")]  # its page: for gloo
+NAMES = ["singlegpu.py", *(step.file for step in ALL if step.file.endswith(".py"))]
 LONG = pytest.mark.long
 NIGHTLY = pytest.mark.nightly
 IGNORED = shutil.ignore_patterns(".venv", ".git", "runs", "logs", "site", "*.pt", "*.pyc")

@@ -54,7 +54,6 @@ BY_HAND = [
     Step("by_hand/ddp.py", "by_hand/zero.py", 76),
     Step("by_hand/zero.py", "by_hand/fsdp.py", 81),
     Step("multigpu_torchrun.py", "by_hand/tensor_parallel.py", 69),
-    Step("recipes/save_after_failure.py", "by_hand/regroup.py", 122),
 ]
 GPT = [
     Step("preemptible.py", "gpt/gpt.py", 147),  # the model comes

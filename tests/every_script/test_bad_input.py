@@ -82,8 +82,6 @@ def test_arguments(script, arguments, message, monkeypatch, capsys):
 
 
 POSITIONAL = {
-    "by_hand/coordinator.py": "localhost:29400",
-    "by_hand/regroup.py": "--coordinator localhost:29400",
     "gpt/prepare_tokens.py": "tokens2 --text text",
     "gpt/export.py": "model tokens exported",
     "gpt/evaluate_snapshot.py": "model --text text",
@@ -100,7 +98,6 @@ ALLOWED = {  # values that are none of these mistakes
 }
 # What the number of ranks decides, or a connection or a file that main opens first of all.
 CHECKED_BY_MAIN = {
-    "by_hand/regroup.py": ["--coordinator"],
     "gpt/hsdp.py": ["--shard_size"],
     "gpt/documents.py": ["--end_token"],
     "gpt/frozen_layers.py": ["--frozen_layers"],

@@ -3,11 +3,11 @@
 import re
 
 import pytest
-from helpers import ALL_NAMES
+from helpers import NAMES
 
 from tools.steps import ROOT
 
-SOURCES = {name: (ROOT / name).read_text() for name in ALL_NAMES}
+SOURCES = {name: (ROOT / name).read_text() for name in NAMES}
 SYNC_AND_REPLACE = (
     r"file\.flush\(\)\n +os\.fsync\(file\.fileno\(\)\)\n.+\n +os\.replace\(tmp_path, path\)"
 )

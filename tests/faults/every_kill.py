@@ -64,7 +64,6 @@ NIGHTLY = """resumable.py preemptible.py elastic_ddp.py recipes/own_disks.py
 NOT_BY_TORCHRUN = {
     "singlegpu.py": "has no second rank",
     "multigpu.py": "starts its ranks itself",
-    "by_hand/regroup.py": "needs its coordinator",
 }
 SIGTERMS = {"sigterm", "sigterm_twice"}
 STOPPED = ("preemptible.py", "elastic_ddp.py")  # by these

@@ -64,7 +64,7 @@ EXCEPTIONS = [
     Row(".*: make check ", "test_check.py checks files: the reader's is not there"),
     Row(".*: diff ", "diff ends with 1 where it finds something", status=1),
     Row("multigpu_torchrun.md: .* killed.pt", "a second terminal kills it", until="epoch 100 "),
-    Row(r"(multinode|elastic_ddp|own_disks|regroup).md: (\. |ex|mk)", "each", joined=("",) * 3),
+    Row(r"(multinode|elastic_ddp|own_disks).md: (\. |ex|mk)", "each", joined=("",) * 3),
     Row("multinode.md: torchrun ", "on two nodes", joined=("",) * 2),
     Row("resumable.md: torch", "Ctrl-C", until="saved resumable.pt", stop=True),
     Row("preemptible.md: torch", "Ctrl-C", until="saved preemptible.pt", stop=True),
@@ -85,11 +85,6 @@ EXCEPTIONS = [
     ),
     Row("save_after_failure.md: torch", "a rank is killed", until="saved save_after_failure.pt"),
     Row("stream.md: torchrun ", "Ctrl-C", until="saved stream.pt", stop=True),
-    Row(
-        "regroup.md: python by_hand/regroup.py ",
-        "three processes, of which the last one is killed",
-        joined=[f"group {number}: {number} processes" for number in (1, 2, 3)],
-    ),
     Row("first_job.md: make ", "is there", ("make", "make -o requirements.txt -o constraints.txt")),
     Row(
         "first_job.md: sbatch .*check_cluster.py",

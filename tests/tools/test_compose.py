@@ -27,7 +27,6 @@ def compose_in(folder, arguments):
         ("multinode.py recipes/fsdp.py", "recipes/fsdp.py contains multinode.py, on which it"),
         ("elastic_ddp.py gpt/fsdp.py", "elastic_ddp.py and gpt/fsdp.py are of different series"),
         ("recipes/fsdp.py recipes/verify.py", "go together: the ranks hold different shards"),
-        ("by_hand/regroup.py recipes/verify.py", "is started in its own way"),
         ("recipes/evaluate.py preemptible.py --check", "make check cannot judge recipes"),
         ("recipes/evaluate.py recipes/verify.py -o {folder} --force", "is a folder, or one of the"),
         ("recipes/evaluate.py recipes/verify.py -o {folder}/bad.py", "bad.py exists: name another"),

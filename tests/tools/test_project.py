@@ -160,7 +160,7 @@ def test_cascade_names_what_it_cannot_carry(copy):
         assert re.search(f"^cascade: {line}$", result.stderr, re.MULTILINE), result.stderr
 
 
-@pytest.mark.parametrize("name", ["nosuch.py", "by_hand/regroup.py"])
+@pytest.mark.parametrize("name", ["nosuch.py", "by_hand/tensor_parallel.py"])
 def test_cascade_of_nothing(copy, name):
     result = cascade(copy, name)
     assert result.returncode == 1

@@ -256,8 +256,6 @@ def series(file):
 
 def check_choice(parts):
     """Ends with a line if these files are known to make no script."""
-    if "by_hand/regroup.py" in parts:
-        fail("by_hand/regroup.py is started in its own way, and combines with no other file")
     for part, other in itertools.permutations(parts, 2):
         if part == other:
             fail(f"{part} is named twice")

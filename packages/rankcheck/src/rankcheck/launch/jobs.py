@@ -59,13 +59,11 @@ class TimeLimit:
         return False
 
 
-def free_port(in_a_row=1):
+def free_port():
     """Returns a port that nobody listens at, of those that the system gives to no connection."""
     while True:
         port = random.randrange(10_000, 20_000)
-        with contextlib.suppress(OSError), contextlib.ExitStack() as servers:
-            for number in range(port, port + in_a_row):
-                servers.enter_context(socket.create_server(("localhost", number)))
+        with contextlib.suppress(OSError), socket.create_server(("localhost", port)):
             return port
 
 
