@@ -95,13 +95,13 @@ def snippet(page, start, language="bash"):
 
 
 def documented_errors():
-    """Returns the lines of output that docs/errors.md and docs/hangs.md explain."""
-    return "".join(fences("errors.md", "text") + fences("hangs.md", "text")).splitlines()
+    """Returns the lines of output that docs/errors.md explains."""
+    return "".join(fences("errors.md", "text")).splitlines()
 
 
 def documented_error(line):
-    """Returns a line that one of these pages explains."""
-    assert line in documented_errors(), f"{line!r} is not in docs/errors.md or docs/hangs.md"
+    """Returns a line that this page explains."""
+    assert line in documented_errors(), f"{line!r} is not in docs/errors.md"
     return line
 
 

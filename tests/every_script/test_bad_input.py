@@ -166,10 +166,10 @@ def bad_values(action):
 @pytest.mark.parametrize("script", [s for s in SCRIPTS + RECIPES if s not in POSITIONAL])
 def test_without_torchrun(script, monkeypatch, capsys):
     """Or, of the first two stages, with it."""
-    error = documented_error("start this script with torchrun, as its first lines show")
+    error = "start this script with torchrun, as its first lines show"
     if script in SCRIPTS[:2]:
         monkeypatch.setenv("LOCAL_RANK", "0")
-        error = documented_error("start this script with python, not with torchrun")
+        error = "start this script with python, not with torchrun"
     monkeypatch.setattr(sys, "argv", [script])
     with pytest.raises(SystemExit) as exit:
         module(script).parse_args()

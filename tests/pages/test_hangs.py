@@ -1,4 +1,4 @@
-"""What errors.md, hangs.md and debugging.md in docs/ say that one sees when it fails, provoked."""
+"""What docs/errors.md says that one sees when it fails or hangs, provoked."""
 
 import socket
 import sys
@@ -114,7 +114,7 @@ def test_endpoint_by_a_second_address(cluster, shell):
         both() {{ for node in node1 node2; do on $node torchrun --nnodes=2 init & done; }}
         export PET_RDZV_ENDPOINT=10.78.0.1:29400 PET_RDZV_CONF=join_timeout=6,read_timeout=3
         both >unknown.out 2>&1; wait
-        {snippet("hangs.md", "is_host", "sh")}
+        {snippet("errors.md", "is_host", "sh")}
         both >host.out 2>&1; wait
         """
     )
@@ -242,12 +242,12 @@ def test_unused_parameters():
     assert message in str(error.value)
 
 
-# What docs/debugging.md shows, and test_path.py does not type.
+# What that page shows, and test_path.py does not type.
 
 
 def shown(start):
     """Returns the output on that page that contains `start`."""
-    return snippet("debugging.md", start, "text")
+    return snippet("errors.md", start, "text")
 
 
 @pytest.mark.long

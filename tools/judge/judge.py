@@ -43,7 +43,7 @@ class Judge:
         self.shell = Shell(folder, as_in_life=True)
         self.variables = {"PROBE_OWN_WEIGHTS": "1"} if stage.own_weights else {}
         self.variables |= {"PYTHONPATH": str(STARTUP), "STARTUP_OBSERVER": str(PROBE)}
-        self.variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # see docs/hangs.md
+        self.variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # see docs/errors.md
 
     def run(self, total, snapshot, more="", save_every=1, launchers=(), nodes=(), gpus=0, **probe):
         """Trains a few epochs; without launchers, only the ranks start, which is faster."""

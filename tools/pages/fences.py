@@ -228,7 +228,7 @@ def faulty(number):
 
 @named
 def line_numbers(text):
-    """Prints a text of docs/debugging.md, with numbers of lines in copies of multinode.py."""
+    """Prints a text of docs/errors.md, with numbers of lines in copies of multinode.py."""
     lines = (ROOT / "multinode.py").read_text().splitlines()
     for method, start in [("_save_snapshot", "snapshot = {"), ("_run_batch", "loss.backward()")]:
         number = lines.index(f"        {start}") + 1  # in barrier.py, too
