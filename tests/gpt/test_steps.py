@@ -61,7 +61,7 @@ def test_logged_steps(shell):
 @pytest.mark.parametrize("name", ["gpt/metrics.py", *long("gpt/fsdp.py")])
 def test_tensorboard(shell, name):
     """The lines of the page, in their places: a run that is killed and resumed has one curve."""
-    (shown,) = fences("gpt/metrics.md", "python")
+    (shown,) = fences("gpt/evaluate.md", "python")
     imported, at_start, at_end = re.split(r"\n# in .*:\n", shown)
     source = (ROOT / name).read_text()
     source = source.replace("import torch\n", f"import torch\n{imported}\n", 1)
@@ -115,8 +115,10 @@ def test_gradient_that_is_nan(shell, name):
 
 
 def test_slow_network_is_close(shell):
-    """float16 gradients change the weights, a little; without --compress, nothing changes."""
+    """float16 gradients change the weights, a little; the size of the buckets changes nothing."""
     results = []
+    bucket_size = "lambda self: print(self.model.bucket_bytes_cap)"
+    setup = f"{PLAIN_SGD}after(script.Trainer, 'train')({bucket_size})"
     for name, option in [
         ("gpt/pretrain.py", ""),
         ("gpt/slow_network.py", "--bucket_cap_mb 1"),
@@ -124,7 +126,8 @@ def test_slow_network_is_close(shell):
     ]:
         path = shell.folder / f"{len(results)}.pt"
         options = f"--batch_size 8 --learning_rate 0.1 {option} --snapshot_path {path}"
-        shell.ranks(f"{tiny_script(shell, name, PLAIN_SGD)} {options}", 2).succeeds()
+        output = shell.ranks(f"{tiny_script(shell, name, setup)} {options}", 2).succeeds()
+        assert (f"\n{2**20}\n" in output) == ("--bucket_cap_mb 1" in option)
         results.append(load(path)["model"].values())
     plain, uncompressed, compressed = results
     assert max_abs_diff(plain, uncompressed) == 0
