@@ -4,7 +4,6 @@ Then what fsdp.py, hsdp.py, tensor_parallel.py and pipeline_parallel.py alone cl
 them alone claims is tested in a file of its name.
 """
 
-import difflib
 import math
 import re
 
@@ -41,7 +40,6 @@ from helpers import (
 from gpt import fsdp
 from tools.compose.compose import compose
 from tools.launch.snapshots import write_text
-from tools.steps import ROOT
 
 LAYOUTS = {  # ranks and options
     "accumulate.py": [(2, "--micro_batch_size 4")],  # and one of 2
@@ -351,18 +349,6 @@ def test_micro_batches_in_hybrid_shards(shell):
         found.append(re.findall(r"summed over the nodes: (\d+)", output)[-1])
         assert weights_diff(shell, f"s{size}", "one") < 1e-12
     assert found[0] == found[1] != "0"
-
-
-@pytest.mark.long
-def test_loss_parallelism(shell):
-    """With the lines of the page in place of those that are most like them."""
-    lines = (ROOT / "gpt" / "tensor_parallel.py").read_text().splitlines()
-    (shown,) = fences("gpt/tensor_parallel.md", "python")
-    for change in re.split(r"\n?# in .*\n", shown.rstrip())[1:]:
-        (old,) = difflib.get_close_matches(change.splitlines()[-1], lines, 1)
-        lines[lines.index(old)] = change
-    changed = run_lines(shell, lines)
-    assert_split_is_one_rank(shell, "tensor_parallel.py", [(4, "--tp_size 2")], changed)
 
 
 @pytest.mark.long
