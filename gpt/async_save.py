@@ -374,12 +374,15 @@ class Trainer:
             sys.exit("cannot save: a weight is nan or inf; lower the learning rate?")
         if self.is_main:
             for folder in set(Path(self.args.snapshot_path).glob(SNAPSHOT_NAMES)) - {self.snapshot}:
-                if not self._is_kept(folder):
+                if not {"kept", ".metadata"}.issubset(os.listdir(folder)):  # see keep_snapshots.py
                     shutil.rmtree(folder)  # an older one, or one that a kill has cut short
         name = f"epoch_{self.epochs_run:04}_sample_{self.samples_run:012}"
         path = Path(self.args.snapshot_path, name)
         keep_every = self.args.keep_every_steps
-        if self.is_main and keep_every and self._steps_done() % keep_every == 0:
+        is_due = keep_every and self._steps_done() % keep_every == 0
+        # The last step of an epoch may have two snapshots: the one within the epoch is marked.
+        is_marked = self.samples_run == 0 and self._steps_done() % self.args.save_every_steps == 0
+        if self.is_main and is_due and not is_marked:
             with contextlib.suppress(OSError):  # then the save fails as well, and says why
                 path.mkdir(parents=True, exist_ok=True)
                 (path / "kept").touch()
@@ -393,10 +396,6 @@ class Trainer:
         trained = f"epoch {self.epochs_run} + {self.samples_run} samples"
         self._log(f"{trained} | loss {self.loss:.4g} | saving {path}")
         self._restart_clock()
-
-    def _is_kept(self, folder):
-        """Returns whether a snapshot is complete and was marked to be kept when it was saved."""
-        return (folder / ".metadata").exists() and (folder / "kept").exists()
 
     def _state_dict(self):
         """Returns the contents of a snapshot: the tensors in use, not copies of them."""
@@ -523,8 +522,8 @@ def parse_args():
             parser.error(f"cannot read --text {path}")
     if not args.snapshot_path or not os.access(os.path.dirname(args.snapshot_path) or ".", os.W_OK):
         parser.error(f"cannot write {args.snapshot_path}: create its folder, or set another path")
-    if os.path.isfile(args.snapshot_path):
-        parser.error(f"--snapshot_path {args.snapshot_path} is a file: name a folder")
+    if os.path.isfile(args.snapshot_path) or os.path.isfile(f"{args.snapshot_path}/.metadata"):
+        parser.error(f"--snapshot_path {args.snapshot_path} is not a folder of snapshots: name one")
     if args.total_epochs > 9999:
         parser.error("total_epochs must be 9999 or less: names of snapshots have four digits")
     return args

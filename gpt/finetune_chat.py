@@ -320,7 +320,8 @@ class Trainer:
             sys.exit("cannot save: a weight is nan or inf; lower the learning rate?")
         if self.is_main:
             for folder in set(Path(self.args.snapshot_path).glob(SNAPSHOT_NAMES)) - {self.snapshot}:
-                shutil.rmtree(folder)  # an older one, or one that a kill has cut short
+                if not {"kept", ".metadata"}.issubset(os.listdir(folder)):  # see keep_snapshots.py
+                    shutil.rmtree(folder)  # an older one, or one that a kill has cut short
         name = f"epoch_{self.epochs_run:04}_sample_{self.samples_run:012}"
         path = Path(self.args.snapshot_path, name)
         try:
@@ -457,8 +458,8 @@ def parse_args():
             parser.error(f"cannot read --text {path}")
     if not args.snapshot_path or not os.access(os.path.dirname(args.snapshot_path) or ".", os.W_OK):
         parser.error(f"cannot write {args.snapshot_path}: create its folder, or set another path")
-    if os.path.isfile(args.snapshot_path):
-        parser.error(f"--snapshot_path {args.snapshot_path} is a file: name a folder")
+    if os.path.isfile(args.snapshot_path) or os.path.isfile(f"{args.snapshot_path}/.metadata"):
+        parser.error(f"--snapshot_path {args.snapshot_path} is not a folder of snapshots: name one")
     if args.total_epochs > 9999:
         parser.error("total_epochs must be 9999 or less: names of snapshots have four digits")
     if not (args.model / "config.json").is_file() or not list(args.model.glob("*.safetensors")):

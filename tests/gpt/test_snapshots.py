@@ -65,8 +65,9 @@ def test_snapshot_of_another_layout(shell):
     path = "sharded/epoch_0001_sample_000000000000"
     start(shell, "local_sgd.py", "sharded", 2, steps=2).fails(f"cannot load {path}{error}")
     (shell.folder / "file").write_text("hello")
-    error = "--snapshot_path file is a file: name a folder"
-    start(shell, "dcp.py", "file", 2, steps=2).fails(error)
+    for snapshot in ("file", path):
+        error = f"--snapshot_path {snapshot} is not a folder of snapshots: name one"
+        start(shell, "dcp.py", snapshot, 2, steps=2).fails(error)
 
 
 @pytest.mark.long
@@ -97,6 +98,11 @@ def test_kept_snapshots(shell, name):
     larger = f"sys.argv += ['--batch_size', '{BATCH_SIZE}']"  # on each of the two ranks
     start(shell, name, "s", 2, larger, f"{options} 2", epochs=2).succeeds()
     assert first.exists() and copies[0].exists() and not cut_short.exists()
+    # Another script keeps them as well; of the two after an epoch's last step, one is marked.
+    start(shell, "fsdp.py", "s", 2, epochs=3).succeeds()
+    names = sorted(path.parent.name for path in (shell.folder / "s").glob("epoch_0*/kept"))
+    positions = ["0000_sample_000000000048", "0000_sample_000000000096", "0001_sample_000000000096"]
+    assert names == [f"epoch_{position}" for position in positions]
 
 
 @pytest.mark.long
