@@ -64,8 +64,8 @@ def test_job_file_alone(name, tmp_path):
     """What a copied job file lacks is said as it starts, in a line."""
     folder = tmp_path / "slurm"
     folder.mkdir()
-    # Of docs/containers.md: in place of activating .venv.
-    site = snippet("containers.md", "module load")
+    # Of docs/launchers.md: in place of activating .venv.
+    site = snippet("launchers.md", "module load python")
     files = {"setup.sh": None, "site.sh": site, "requeue.sh": None}
     if "slurm/requeue.sh" not in (ROOT / name).read_text():
         del files["requeue.sh"]

@@ -600,7 +600,7 @@ def test_pocket_cluster_without_slurm(tmp_path):
 
 @pytest.mark.nightly
 def test_lines_for_job_files(ranks, shell):
-    """The lines of docs/job_files.md and containers.md: a record, logs of the ranks, a container.
+    """The lines of docs/job_files.md and launchers.md: a record, logs of the ranks, a container.
 
     What stands for Apptainer runs torchrun outside of any container.
     """
@@ -608,7 +608,7 @@ def test_lines_for_job_files(ranks, shell):
     record = snippet("job_files.md", "git log")
     job_file = job_file.replace("srun --label", f"{record}srun --label")
     (shell.folder / "container.sbatch").write_text(job_file)
-    (shell.folder / "slurm" / "site.sh").write_text(snippet("containers.md", "apptainer exec"))
+    (shell.folder / "slurm" / "site.sh").write_text(snippet("launchers.md", "apptainer exec"))
     apptainer = shell.folder / "bin" / "apptainer"
     apptainer.parent.mkdir()
     apptainer.write_text(
@@ -652,7 +652,7 @@ def test_lines_for_job_files(ranks, shell):
     not shutil.which("mpirun"), reason="get it with: sudo apt-get install openmpi-bin"
 )
 def test_mpirun(cluster, shell):
-    """docs/other_schedulers.md: mpirun's 2 x 2 ranks train as those of two torchruns by hand.
+    """docs/launchers.md: mpirun's 2 x 2 ranks train as those of two torchruns by hand.
 
     `on` stands for ssh, by which mpirun sends one string as a command.
     """
@@ -688,7 +688,7 @@ def test_mpirun(cluster, shell):
     "command, status", [("node.sh 0.1s 1 node1 1 x.py", 124), ("sge.sh", 7), ("pbs.sh", 1)]
 )
 def test_stopped_job_is_not_a_success(tmp_path, command, status):
-    """docs/other_schedulers.md: when the time is up, or the second of three nodes has failed."""
+    """docs/launchers.md: when the time is up, or the second of three nodes has failed."""
     shutil.copytree(ROOT / "slurm" / "schedulers", tmp_path / "slurm" / "schedulers")
     programs = tmp_path / ".venv" / "bin"
     programs.mkdir(parents=True)
