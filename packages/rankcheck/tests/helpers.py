@@ -21,8 +21,8 @@ def run_rankcheck(*arguments, folder=None):
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=1800)
 
 
-def audit(folder, script, *arguments):
-    audit = Audit(parse_args([str(script), *arguments]), folder)
+def audit(folder, *arguments):
+    audit = Audit(parse_args([*map(str, arguments)]), folder)
     try:
         return audit.ask()
     finally:

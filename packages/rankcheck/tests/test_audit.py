@@ -167,3 +167,16 @@ def test_every_kill(tmp_path):
     result = run_rankcheck("--every-kill", "-v", script, folder=tmp_path)
     said = " ".join(result.stdout.split())
     assert result.returncode == 0 and "while it writes epoch2/.metadata.tmp, " in said, said
+
+
+@pytest.mark.long
+def test_resume_on_other_ranks(tmp_path):
+    """On three ranks, this snapshot's epoch is another one; on one, it is right."""
+    source = (SCRIPTS / "functions.py").read_text()
+    skip = 'return state["epoch"] + dist.get_world_size() // 3'
+    (tmp_path / "skips.py").write_text(source.replace('return state["epoch"]', skip))
+    options = ["--resume-ranks", "3", "--resume-ranks", "1"]
+    found = audit(tmp_path, *options, tmp_path / "skips.py")
+    (warned,) = [f for f in found if f.rule == "RC515"]
+    assert "on 3 ranks, it resumes after step 8: 62 samples are left out" in warned.text
+    assert any("on 1 ranks, it resumes after step 8, and trains" in f.text for f in found)

@@ -85,7 +85,7 @@ class Audit:
         folders = self.folders(name, 1 if self.launcher == "python" else ranks)
         folder.link(self.links, self.args.root, self.folder / name)
         arguments = f"{shlex.join(self.args.arguments)} {more}".strip()
-        self.tell(name, arguments, variables)
+        self.tell(name, arguments, variables, ranks)
         job = start_observed(
             self.shell, folders, self.args.script, OBSERVER, arguments, self.launcher, **variables
         )
@@ -105,7 +105,7 @@ class Audit:
             self.say(say(DIFFERENCES[kind], {"place": place}, text))
         return run
 
-    def tell(self, name, arguments, variables):
+    def tell(self, name, arguments, variables, ranks):
         """Says which run begins, and keeps it in a list for --keep."""
         at, signum = map(int, variables["AUDIT_SIGNAL"].split())
         again = "started again after the kill"
@@ -122,7 +122,7 @@ class Audit:
         script = f"-m {self.args.module}" if self.args.module else self.args.script
         start = self.launcher
         if start == "torchrun":
-            start += f" --standalone --nproc_per_node={1 if name == 'alone' else self.args.ranks}"
+            start += f" --standalone --nproc_per_node={ranks}"
         with (self.folder / "runs.txt").open("a") as file:
             file.write(f"in {name}/: {start} {script} {arguments}  # {what}\n")
 

@@ -64,6 +64,8 @@ def make_parser():
     add("--seconds", type=positive, default=60, help="seconds after its first step (60)")
     add("--no-kill", action="store_true", help="no kill, no SIGTERM, and no restart")
     add("--every-kill", action="store_true", help="kill at each file event of a save, not at three")
+    more = {"type": positive, "action": "append", "default": []}
+    add("--resume-ranks", **more, metavar="N", help="also start it again on so many ranks")
     add("--no-replay", action="store_true", help="no comparison with one process")
     add("--resume", default="", metavar="ARGUMENTS", help="more arguments, to start it again")
     add("--data", action="append", default=[], type=Path, metavar="PATH", help=DATA_HELP)

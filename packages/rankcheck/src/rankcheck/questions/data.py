@@ -148,11 +148,37 @@ def random_numbers(facts):
 
 
 def evaluation(facts):
-    """Whether each rank evaluates all samples."""
-    for shares in zip(*facts.loaders, strict=False):
+    """Whether each rank evaluates all samples, or prints the score of its own."""
+    for shares in zip(*facts.loaders, strict=False) if facts.multi else []:
         hashed = [set(share["hashed"]) for share in shares]
-        evaluates = all(share["evaluates"] and "trains" not in share for share in shares)
-        if facts.multi and evaluates and len(hashed[0]) > 1 and hashed.count(hashed[0]) > 1:
+        if not all(share["evaluates"] and "trains" not in share for share in shares):
+            continue
+        indices = [index for share in shares for index in share["indices"] if index is not None]
+        twice = len(indices) - len(set(indices))
+        if len(hashed[0]) > 1 and hashed.count(hashed[0]) > 1:
             text = f"each rank evaluates all {len(hashed[0])} samples: split them, and add up"
             yield warning("RC702", shares[0], text)
             return
+        if 0 < twice < len(shares) == shares[0]["shares"]:
+            text = f"{twice} of {len(set(indices))} samples are evaluated twice: the sampler"
+            yield warning("RC706", shares[0], f"{text} repeats some, to make equal shares")
+        if len(set.union(*hashed)) > max(map(len, hashed)):
+            yield from own_scores(facts, {share["iterator"] for share in shares})
+
+
+def own_scores(facts, iterators):
+    """Looks for numbers that a rank prints after its evaluation, while the ranks exchange none."""
+    for events in facts.run.ranks:
+        evaluated, printed = False, None
+        for event in events:
+            ends = "samples" in event or "finished" in event  # by the next step
+            if event.get("call", "barrier") != "barrier" or (ends and not printed):
+                evaluated, printed = False, None
+            elif event.get("evaluates") and event["iterator"] in iterators:
+                evaluated = True
+            elif evaluated and "printed" in event:
+                printed = event
+            elif ends:
+                text = "what is printed after an evaluation is the score of one rank's samples"
+                yield warning("RC705", printed, f"{text}: nothing adds the ranks' up")
+                return

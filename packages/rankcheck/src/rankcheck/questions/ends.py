@@ -1,6 +1,7 @@
 """Asks how a run ends, and what each rank does."""
 
 import re
+from itertools import zip_longest
 
 from rankcheck.launch.run import rank_of
 from rankcheck.questions.facts import error, ok, one_line, unseen, warning
@@ -30,6 +31,8 @@ def end(facts):
         yield unseen("what FSDP does: the framework has it for GPUs only, so DDP takes its place")
     if run.hangs:
         hangs = one_line(run.hangs)
+        calls = different_calls(run)
+        hangs += f" Of their collectives, the first that differ: {calls}." if calls else ""
         say = error if run.is_deadlock else warning
         yield unseen(hangs) if run.is_long else say("RC101", None, hangs)
     elif run.limited:
@@ -47,6 +50,7 @@ def failure(facts):
     run = facts.run
     errors = [f for f in facts.failures if not f.of_peer] or facts.failures
     mismatch = "the ranks call different collectives, or one with tensors of different sizes"
+    mismatch = different_calls(run) or mismatch
     if not errors and "preamble" in run.output and run.steps:  # gloo has ended all ranks
         last = run.steps[0][-1]
         return error("RC102", last, f"{mismatch}, after step {len(run.steps[0])}")
@@ -70,6 +74,19 @@ def failure(facts):
     if re.search(MISSING_HERE, first.text, re.I) and not first.of_cuda:
         return warning("RC104", first.event, f"it fails: {first.text}")
     return error("RC104", first.event, f"it fails: {first.text}")
+
+
+def different_calls(run):
+    """Says which collectives the ranks call where the first ones differ, and in which lines."""
+    joined = [events for events in run.processes if any("joined" in e for e in events)]
+    calls = [[event for event in events if event.get("of_all")] for events in joined]
+    for events in zip_longest(*calls):
+        if len({event and event["call"] for event in events}) > 1:
+            called = sorted((e["rank"], e["call"], e["place"]) for e in events if e)
+            lines = [f"rank {r} calls {c} in line {p.rpartition(':')[2]}" for r, c, p in called]
+            ranks = len(events) - len(called)
+            return ", and ".join(lines) + (", and others call nothing" if ranks else "")
+    return ""
 
 
 def steps_of(facts, failure):

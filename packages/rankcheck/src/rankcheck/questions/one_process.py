@@ -4,8 +4,10 @@ import math
 from itertools import takewhile
 
 from rankcheck.questions.facts import ok, unseen, warning
-from rankcheck.questions.gradients import close, factor_between
+from rankcheck.questions.gradients import close, factor_between, known_products, same
 from rankcheck.replay import CANNOT_JOIN
+
+WHAT = "whether a gradient is that of one process"
 
 
 def gradient(facts):
@@ -26,7 +28,12 @@ def gradient(facts):
         alone = facts.rerun("alone", ranks=1, gpus=gpus, AUDIT_SEED="7", **replay)
         ranks = [steps[number] for steps in whole.steps if number < len(steps)]
         if [len(ranks), len(alone.steps)] == [facts.ranks, 1]:
-            yield from compare(ranks, alone.steps[0][0], number, calm)
+            finding = compare(ranks, alone.steps[0][0], number, calm)
+            if finding.rule:
+                again = facts.rerun("alone", ranks=1, gpus=gpus, AUDIT_SEED="7", **replay)
+                if not (again.steps and same(again.steps[0][0], alone.steps[0][0])):
+                    finding = unseen(f"{WHAT}: repeated in one process, the step has another one")
+            yield finding
             return
         said = (alone.lines() or [""])[-1]
         why = CANNOT_JOIN if CANNOT_JOIN in said else f"alone, it does not train: {said}"
@@ -34,7 +41,7 @@ def gradient(facts):
             why = "with a seed, it made fewer steps"
         elif len(alone.steps) > 1:
             why = f"it starts {len(alone.steps)} processes there as well"
-    yield unseen(f"whether a gradient is that of one process: {why}")
+    yield unseen(f"{WHAT}: {why}")
 
 
 def step_to_compare(steps):
@@ -90,16 +97,17 @@ def compare(ranks, alone, number, calm):
     rounding = 0.03 if any(step["half"] for step in ranks) else 1e-3
     scale = max(map(abs, used), default=0)
     if sorted(samples) != sorted(alone["samples"]):
-        yield unseen("whether a gradient is that of one process: it has different samples")
-    elif not scale or not any(one):
-        yield unseen("whether a gradient is that of one process: it is 0")
-    elif calm and any(step["random"] for step in [*ranks, alone]):
-        yield unseen("whether a gradient is that of one process: it depends on random numbers")
-    else:
-        factor = factor_between(used, one)
-        if not close(used, [factor * x for x in one], scale, rounding):
-            yield warning("RC313", ranks[0], text)
-        elif abs(factor - 1) > rounding:
-            yield warning("RC313", ranks[0], f"{text}, but {factor:.3g} times it")
-        else:
-            yield ok(f"the gradient is that of one process with the samples of all{how}")
+        return unseen(f"{WHAT}: it has different samples")
+    if not scale or not any(one):
+        return unseen(f"{WHAT}: it is 0")
+    if calm and any(step["random"] for step in [*ranks, alone]):
+        return unseen(f"{WHAT}: it depends on random numbers")
+    factor = factor_between(used, one)
+    if not close(used, [factor * x for x in one], scale, rounding):
+        return warning("RC313", ranks[0], text)
+    if abs(factor - 1) > rounding:
+        return warning("RC313", ranks[0], f"{text}, but {factor:.3g} times it")
+    own, _ = known_products(ranks)
+    if own[0] and all(close(other, own[0], scale, rounding) for other in own):
+        return unseen(f"{WHAT}: each rank has the same one alone")
+    return ok(f"the gradient is that of one process with the samples of all{how}")

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
-from rankcheck.questions.facts import Failure, error, ok, one_line, unseen, warning
+from rankcheck.questions.facts import Failure, epochs_of, error, ok, one_line, unseen, warning
 from rankcheck.questions.gradients import same
 
 
@@ -47,6 +47,10 @@ def files(facts):
     saves = saves_of(facts)
     writers = Counter(path for saves in by_process for path in {s["saved"] for s in saves})
     yield from writing(facts, saves, writers)
+    parts = [save for save in saves if save.get("part")]
+    if len({save["rank"] for save in parts}) == 1 < facts.ranks:
+        text = f"only rank {parts[0]['rank']} saves its part of the sharded tensors"
+        yield error("RC411", parts[0], f"{text}: the other parts are lost")
     weights = facts.run.steps[0][0]["held"]
     renamed = {Path(event["to"]) for event in facts.run.events if "renamed" in event}
     for events in by_process:
@@ -177,6 +181,7 @@ def kill(facts):
         yield from resumed
         if not {"RC501", "RC502", "RC504"} & {finding.rule for finding in resumed}:
             yield from kills_in_a_save(facts, save)
+            yield from on_other_ranks(facts, save, at)
         yield from stop(facts, at)
     if save and not any(map(loads_of, facts.runs)):
         yield from missing_state(facts, save)
@@ -236,6 +241,48 @@ def kills_in_a_save(facts, first):
         told.add(why)
     if survived:
         yield ok(f"killed {', '.join(survived)}, and started again, it trains to the end")
+
+
+PARTS = {"weights": "digest", "optimizer's state": "state", "learning rate": "rates"}
+
+
+def on_other_ranks(facts, save, at):
+    """Starts it again on other numbers of ranks, and says which parts differ."""
+    whole = facts.whole_run()
+    for ranks in facts.args.resume_ranks:
+        folder = f"killed_{len(facts.runs)}"
+        facts.rerun(folder, AUDIT_SEED="7", AUDIT_SIGNAL=f"{at} 9")
+        again = facts.rerun(folder, facts.args.resume, ranks=ranks, AUDIT_SEED="7")
+        load = next(iter(loads_of(again)), save)
+        started = f"killed in step {at + 1} and started again on {ranks} ranks, it"
+        if why := fails(facts, again):
+            yield warning("RC515", load, f"{started} {why}")
+            continue
+        first = again.steps[0][0]
+        alike = [[step[key] == first[key] for key in PARTS.values()] for step in whole.steps[0]]
+        number = alike.index(max(alike))  # of the step whose weights it has, if any
+        differ = [part for part, same in zip(PARTS, alike[number], strict=True) if not same]
+        left = [step for steps in whole.steps for step in steps[number:]]
+        lost, more = count_samples(left, [step for steps in again.steps for step in steps])
+        epochs = [iterator for iterator in epochs_of(again.ranks[0]) if "trains" in iterator]
+        repeated = max(ranks, facts.ranks) * len(epochs)  # at most, by samplers
+        if first["sharded"]:
+            yield ok(f"{started} trains to the end")
+        elif differ:
+            yield warning("RC515", load, f"{started} begins with another {', '.join(differ)}")
+        elif again.limited or whole.limited or facts.draws:
+            yield unseen(f"whether it trains what was left, on {ranks} ranks")
+        elif max(lost, more) > repeated:
+            text = f"{lost} samples are left out, and {more} are repeated"
+            yield warning("RC515", load, f"{started} resumes after step {number}: {text}")
+        else:
+            yield ok(f"{started} resumes after step {number}, and trains what was left")
+
+
+def count_samples(left, steps):
+    """Returns how many samples of the steps that are left a resumed run leaves out, and repeats."""
+    due, taken = (Counter(x for step in part for x in step["samples"]) for part in (left, steps))
+    return (due - taken).total(), (taken - due).total()
 
 
 def fails(facts, again):
@@ -301,6 +348,11 @@ def compare(facts, whole, steps, again, save, started):
         yield unseen("where it resumes: its weights do not change")
     elif not numbers or 0 in numbers:
         what = "begins from scratch" if numbers else "begins with weights that it never had"
+        rounded = [n for n, s in enumerate(whole) if n and is_rounded(steps[0], s)]
+        if not numbers and rounded:
+            text = f"begins with the weights of step {rounded[-1]} in 16 bits: are they saved so?"
+            yield warning("RC514", load, f"{started} {text}")
+            return
         yield warning("RC504", load, f"{started} {what}: does it need --resume?")
     else:
         if facts.on_gpus and load.get("loaded_to") == "None":
@@ -342,10 +394,17 @@ def compare_steps(whole, steps, is_whole, number, load, started, draws, has_opti
                 f"{started} has the weights of step {number}, and goes on with the samples of step"
             )
             text += f" {next_one + 1}: those between are not trained"
+        lost, more = count_samples(whole[number:], steps)
+        if is_whole and not draws and lost + more:
+            text += f" (on this rank, {lost} samples are left out, and {more} are repeated)"
         yield warning("RC507", load, text)
     elif not lacks:
         rule, text = difference(pairs)
         yield warning(rule, load, f"{started} takes the same samples, but {text}")
+
+
+def is_rounded(step, other):
+    return any(a == b for a, b in zip(step["rounded"], other["rounded"], strict=True))
 
 
 def takes_same(step, other):

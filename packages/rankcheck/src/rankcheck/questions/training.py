@@ -23,7 +23,8 @@ def gradients(facts):
     for event in facts.events("thrown")[:1]:
         text = f"the gradients of {event['thrown']} samples are cleared before a step has used them"
         yield warning("RC308", event, text)
-    for event in facts.events("stale")[:1]:
+    foreign = facts.first["foreign"] and not facts.first["largest"]
+    for event in facts.events("stale")[:1] if not foreign else []:
         text = f"{event['stale']} gradients that this rank's optimizer does not use are never"
         text += " cleared, and add up from step to step: model.zero_grad() clears all"
         yield warning("RC309", event, text)
@@ -33,6 +34,9 @@ def learning(steps):
     first = steps[0][0]
     if any(s["weights"] != s["weights"] for s in steps[-1]):
         return error("RC301", first, "the weights become NaN")
+    if not any(s["largest"] for ranks in steps for s in ranks) and first["foreign"]:
+        text = "no backward pass reaches the weights that the optimizer has: were they replaced"
+        return error("RC305", first, f"{text} after it was made, as fully_shard does?")
     if not any(s["largest"] for ranks in steps for s in ranks):
         return error("RC302", first, "all gradients are 0 in every step: nothing is learned")
     if len(steps) > 2 and never_cleared(steps[:4]):

@@ -329,7 +329,9 @@ def note_torch_save(obj, f, *args, **options):
         outside = sys._getframe(1)
         while is_ours(outside.f_code.co_filename):
             outside = outside.f_back
-        note_save(path, by_library=is_library(outside))
+        leaves = [leaf for leaf in tree_leaves(obj) if hasattr(leaf, "to_local")]
+        part = any(leaf.to_local().numel() < leaf.numel() for leaf in leaves)
+        note_save(path, by_library=is_library(outside), part=part)
 
 
 def note_load(f, map_location=None, *args, **options):

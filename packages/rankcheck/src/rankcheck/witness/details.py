@@ -34,12 +34,14 @@ from rankcheck.witness.batches import digest
 
 PATTERN = torch.cos(torch.arange(4096, dtype=torch.float64))
 MAX_GRADIENTS = 40  # whose products are written down, of each step
+HALVES = (torch.bfloat16, torch.float16)
 NUMBER = re.compile(r"-?\d+\.\d+(?:e[-+]?\d+)?")
 WAITS = ("item", "__float__", "__format__", "cpu", "tolist")  # for what a GPU computes
 COLLECTIVES = ("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce")
 COLLECTIVES += ("all_to_all", "all_to_all_single", "broadcast", "gather", "reduce", "scatter")
 COLLECTIVES += ("reduce_scatter", "reduce_scatter_tensor", "send", "recv", "isend", "irecv")
-COLLECTIVES += ("batch_isend_irecv",)
+COLLECTIVES += ("batch_isend_irecv", "barrier")
+SAME_SIZE = ("all_reduce", "broadcast", "reduce")
 
 
 def product(tensor):
@@ -214,12 +216,14 @@ def describe(optimizer, parameters):
     of_models = [p for module in modules for p in module.parameters(recurse=False)]
     called = {*map(id, of_models)}
     own = digest_of(parameters)
+    rounded = [[local(p).detach().to(kind) for p in parameters] for kind in HALVES]
     more = describe_gradients(parameters) | describe_shards(parameters, modules)
     more |= describe_state(optimizer)
     more |= {
         "optimizer": id(optimizer),
         "place": place(),
         "digest": own,
+        "rounded": [digest_of(tensors) for tensors in rounded],
         "called": own if called == {*map(id, parameters)} else digest_of(of_models),
         "foreign": not called.intersection(map(id, parameters)),
         "losses": state.losses[:],
@@ -238,19 +242,22 @@ def describe(optimizer, parameters):
     return more.items()
 
 
-def note_collective(*args, **options):
+def note_collective(name, *args, **options):
+    """Notes a call; of those whose tensors have one size on all ranks, with the size."""
     if line := caller():
-        state.talks.add(line)
         state.meetings += 1
+        if name != "barrier":
+            state.talks.add(line)
+        tensors = tensors_of((args, options))[:1] if name in SAME_SIZE else []
+        sizes = [f" of {list(tensor.shape)}" for tensor in tensors]
+        groups = [v for v in (*args, *options.values()) if isinstance(v, dist.ProcessGroup)]
+        of_all = all(group is dist.GroupMember.WORLD for group in groups)
+        write(call=name + "".join(sizes), of_all=of_all, place=line)
 
 
 def note_eval(module):
     if torch.is_grad_enabled() and (line := caller()):
         state.eval_place = line
-
-
-def note_barrier(*args, **options):
-    state.meetings += 1
 
 
 def note_wait(tensor, *args, **options):
@@ -303,9 +310,8 @@ def install():
     observe("steps", torch.amp.GradScaler, "step", after=note_skipped)
     observe("saves", LRScheduler, "__init__", before=lambda s, *a, **o: state.schedules.add(s))
     for name in COLLECTIVES:
-        observe("steps", dist, name, before=note_collective)
+        observe("steps", dist, name, before=functools.partial(note_collective, name))
     observe("steps", torch.nn.Module, "eval", before=note_eval)
-    observe("steps", dist, "barrier", before=note_barrier)
     for name in WAITS:
         observe("costs", torch.Tensor, name, before=note_wait)
     for stream in (sys.stdout, sys.stderr):

@@ -26,7 +26,7 @@ def evaluate(net, loader):
 gpu = int(os.environ["LOCAL_RANK"])
 torch.cuda.set_device(gpu)
 dist.init_process_group("nccl")
-data, val_data = torch.randn(80, 4, generator=torch.Generator().manual_seed(0)).split([64, 16])
+data, val_data = torch.randn(79, 4, generator=torch.Generator().manual_seed(0)).split([64, 15])
 loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data))
 val_data = val_data[dist.get_rank() :: dist.get_world_size()]
 val_loader = DataLoader(val_data, batch_size=4)
