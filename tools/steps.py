@@ -40,7 +40,7 @@ RECIPES = [
     Step("recipes/tensorboard_logging.py", "recipes/monitor.py", 47),
     Step("recipes/monitor.py", "recipes/stragglers.py", 41),
     Step("multinode.py", "recipes/profiler.py", 16),
-    Step("multinode.py", "recipes/verify.py", 41),
+    Step("multinode.py", "recipes/verify.py", 50),
     Step("multinode.py", "recipes/fsdp.py", 56),
 ]
 LATER_RECIPES = [  # of stages that save within an epoch
