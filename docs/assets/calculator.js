@@ -1,4 +1,4 @@
-// The calculator of docs/choose.md and docs/cost.md. Its fields take any numbers, so no table that
+// The calculator of docs/choose.md. Its fields take any numbers, so no table that
 // Python writes has all answers: these are the formulas of tools/formulas, which explains them, with
 // the constants that tools/pages/widgets.py brings from there. A test compares the results.
 (() => {
@@ -169,7 +169,7 @@
     }
     const values = Object.fromEntries(fields.map(({ name, value }) => [name, Number(value)]));
     const { params, gpus, context, gpu_memory, batch_size, loss_chunks: chunks } = values;
-    const { tokens, price } = values; // of docs/cost.md alone
+    const { tokens, price } = values;
     const block = C.BLOCK_TYPES[form.elements.llama.checked ? "llama" : "gpt"];
     const model = gptOfSize(params * GB, context, C.VOCAB_SIZE, block);
     if (model.blockParams <= 0) {
@@ -184,11 +184,8 @@
       const fits = bytes.peak <= C.USABLE_MEMORY * gpu_memory * GB;
       const bar = `<span class="bar" style="--used: ${bytes.peak / gpu_memory / 1e7}%"></span>`;
       const speed = tokensPerSecond(model, gpus, batch_size, way);
-      const numbers = [speed];
-      if (tokens) {
-        const hours = (tokens * GB) / speed / 3600;
-        numbers.push(hours, gpus * hours, gpus * hours * price);
-      }
+      const hours = (tokens * GB) / speed / 3600;
+      const numbers = [speed, hours, gpus * hours, gpus * hours * price];
       const results = numbers.map((number) => (fits ? twoDigits(number) : "–"));
       const cells = [round(bytes.peak / GB, 1), fits ? "yes" : "no", ...results];
       addRow(ways, way.name + bar, cells).className = fits ? "fits" : "";

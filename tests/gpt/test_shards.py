@@ -258,7 +258,7 @@ HELD = [
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "ranks", "options", "held"), first(4, HELD))
 def test_what_a_rank_holds(shell, name, ranks, options, held):
-    """As docs/gpt/compare.md draws: its blocks, its part of qkv, proj and the experts; the time."""
+    """As docs/choose.md draws: its blocks, its part of qkv, proj and the experts; the time."""
     options += " --n_layer 4"
     setup = read_script("print_held.py")
     output = start(shell, name, "held", ranks, setup, options, steps=1).succeeds()

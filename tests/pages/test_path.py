@@ -112,7 +112,6 @@ EXCEPTIONS = [
         "a copy of that version",
         before="git show $(git log -S'## 1.0' --format=%h CHANGELOG.md):multinode.py > my_train.py",
     ),
-    Row("cost.md: python ", "test_project.py does that"),
     Row("evaluate.md: the gradient of", "test_gradient_that_is_nan provokes that"),
     Row("errors.md: (export|getent|ss|ip|srun .*date)", "test_hangs.py and others do that"),
     Row("errors.md: torchrun .*(barrier|timer).py", "hangs", until=HANGS),

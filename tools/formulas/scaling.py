@@ -3,7 +3,7 @@
     step = computation + all-reduce - what of it hides behind the computation
     all-reduce = buckets x hops x latency + 2 (N - 1) / N x bytes / bandwidth
 
-docs/cost.md fits this formula to one machine. Models of large clusters are sharded: there,
+docs/choose.md fits this formula to one machine. Models of large clusters are sharded: there,
 it counts all-gathers and reduce-scatters too.
 Times are in seconds, sizes in bytes, bandwidths in bytes per second.
 """

@@ -114,8 +114,6 @@ FIELDS = (  # of the calculator: name, label, smallest and largest value, step, 
     ("batch_size", "Samples per GPU", 1, 64, 1, 2),
     ("context", "Tokens per sample", 256, 262144, 1, 8192),
     ("loss_chunks", "Chunks of the loss", 1, 64, 1, 1),
-)
-OF_THE_COST = (
     ("tokens", "Tokens, billions", 0.001, 100_000, "any", 160),
     ("price", "Price of a GPU hour", 0.01, 100, "any", 2),
 )
@@ -131,13 +129,13 @@ def format_table(*columns):
     return f"<table class='calculated'><thead><tr>{head}</tr></thead><tbody></tbody></table>"
 
 
-def format_calculator(more_fields=(), more_columns=()):
+def format_calculator():
     """Returns the form and tables of docs/assets/calculator.js, and the formulas' constants."""
     fields = "".join(
         f'<div><label>{label} <input type="number" name="{name}" required min="{low}" '
         f'max="{high}" step="{step}" value="{value}"></label><input type="range" '
         f'aria-label="{label}" min="{math.log2(low)}" max="{math.log2(high)}" step="any"></div>'
-        for name, label, low, high, step, value in (*FIELDS, *more_fields)
+        for name, label, low, high, step, value in FIELDS
     )
     fields += "<span>"
     for name, label in CHECKBOXES:
@@ -148,7 +146,7 @@ def format_calculator(more_fields=(), more_columns=()):
     for module in (memory, scaling, calculator):
         values = vars(module).items()
         constants |= {name: value for name, value in values if isinstance(value, int | float)}
-    columns = ("", "GB per GPU", "fits", "tokens/s", *more_columns)
+    columns = ("", "GB per GPU", "fits", "tokens/s", "hours", "GPU hours", "cost")
     parts = memory.memory(memory.GPT(8e9, 1, 1, 1, 1), 1, 1)  # for their names
     return (
         '<div id="calculator" data-search-exclude hidden>'
@@ -162,15 +160,9 @@ def format_calculator(more_fields=(), more_columns=()):
     )
 
 
-def format_cost():
-    """Returns the calculator with what a training takes, in hours, GPU hours and money."""
-    return format_calculator(OF_THE_COST, ("hours", "GPU hours", "cost"))
-
-
 CHOICES = {
     "<!-- files -->": format_choice,
     "<!-- composition -->": format_composition,
     "<!-- recordings -->": format_recordings,
     "<!-- calculator -->": format_calculator,
-    "<!-- calculator of the cost -->": format_cost,
 }
