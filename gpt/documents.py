@@ -6,7 +6,7 @@
 Trains for 50 epochs and saves a snapshot every 10. Started again, it resumes from the snapshot;
 to start afresh, delete the folder or name another one with --snapshot_path.
 It learns the tokens that gpt/prepare_tokens.py has written into the folder after --data.
-Each document ends with --end_token, and no token attends to another document.
+Each document ends with the token of end_token.txt, and no token attends to another document.
 """
 
 import argparse
@@ -572,7 +572,6 @@ def parse_args():
     parser.add_argument("--batch_size", type=positive_int, default=32, help="samples per device")
     parser.add_argument("--micro_batch_size", type=positive_int, default=32, help="in samples")
     parser.add_argument("--data", type=Path, default="tokens", help="from gpt/prepare_tokens.py")
-    parser.add_argument("--end_token", default="<|endoftext|>", help="ends each document")
     parser.add_argument("--n_layer", type=positive_int, default=4)
     parser.add_argument("--n_head", type=positive_int, default=2)
     parser.add_argument("--n_kv_head", type=int, default=1, help="heads of keys and values")
@@ -651,9 +650,8 @@ def main(args):
     try:
         tokenizer = Tokenizer.from_file(str(args.data / "tokenizer.json"))
         vocab_size = max(tokenizer.get_vocab().values()) + 1
-        end_id = tokenizer.token_to_id(args.end_token)
-        if end_id is None:
-            raise ValueError(f"it has no token {args.end_token}: set --end_token")
+        end_token = (args.data / "end_token.txt").read_text()
+        end_id = tokenizer.token_to_id(end_token)
         if args.generate > 0 and not tokenizer.encode("\n").ids:
             raise ValueError("it has no token for the end of a line: set --generate 0")
         paths = sorted(args.data.glob("*.uint*"))
@@ -663,7 +661,7 @@ def main(args):
             raise ValueError("files are missing, cut or new: sizes.txt lists what was written")
         files = [TextDataset(path, args.context, vocab_size) for path in paths]
         if files[-1].tokens[-1] != end_id:
-            raise ValueError(f"the last document does not end with {args.end_token}")
+            raise ValueError(f"the last document does not end with {end_token}: see end_token.txt")
     except Exception as error:
         sys.exit(f"cannot read --data {args.data}: {error}")
     val_size = math.ceil(args.val_tokens / args.context / len(files))  # chunks of each file

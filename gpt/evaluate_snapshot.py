@@ -21,7 +21,7 @@ import torch.nn.functional as F
 
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("snapshots", type=Path, help="the --snapshot_path of the run")
+    parser.add_argument("snapshots", type=Path, help="--snapshot_path of the run, or one in it")
     parser.add_argument("--text", nargs="+", type=Path, required=True, metavar="FILE")
     parser.add_argument("--tokenizer", type=Path, help="tokenizer.json of a run on tokens")
     parser.add_argument("--script", type=Path, help="a file with your own GPT, if you changed it")
@@ -37,7 +37,7 @@ def parse_args():
 
 def find_newest(snapshots):
     """Returns the newest complete snapshot in a folder; up to gpt/pretrain.py, it is a file."""
-    if snapshots.is_file():
+    if snapshots.is_file() or (snapshots / ".metadata").is_file():
         return snapshots
     complete = [path.parent for path in snapshots.glob("epoch_[0-9]*/.metadata")]
     if not complete:

@@ -26,12 +26,13 @@ CHAT_TEMPLATE = (
 
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("snapshots", type=Path, help="the --snapshot_path of the run")
+    parser.add_argument("snapshots", type=Path, help="--snapshot_path of the run, or one in it")
     parser.add_argument("tokens", type=Path, help="its --data")
     parser.add_argument("folder", help="where to write")
     args = parser.parse_args()
-    if not (args.tokens / "tokenizer.json").is_file():
-        parser.error(f"no tokenizer.json in {args.tokens}")
+    for name in ("tokenizer.json", "end_token.txt"):
+        if not (args.tokens / name).is_file():
+            parser.error(f"no {name} in {args.tokens}: it comes from gpt/prepare_tokens.py")
     parent = os.path.dirname(args.folder) or "."
     if not args.folder or os.path.isfile(args.folder) or not os.access(parent, os.W_OK):
         parser.error(f"cannot write {args.folder}: create its folder, or name another one")
@@ -70,6 +71,8 @@ def make_model(sizes, padded_vocab_size, end_id):
 def main(args):
     warnings.filterwarnings("ignore", ".*load in a single process")  # which this script means to do
     complete = [path.parent for path in args.snapshots.glob("epoch_[0-9]*/.metadata")]
+    if (args.snapshots / ".metadata").is_file():
+        complete = [args.snapshots]
     if not complete:
         sys.exit(f"no complete snapshot in {args.snapshots}")
     snapshot = max(complete)  # the newest
@@ -77,7 +80,7 @@ def main(args):
     sizes = read_sizes(snapshot)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(args.tokens / "tokenizer.json"),
-        eos_token="<|endoftext|>",
+        eos_token=(args.tokens / "end_token.txt").read_text(),
         chat_template=CHAT_TEMPLATE,
     )
     padded_vocab_size = saved["model.model.embed_tokens.weight"].size[0]

@@ -2,8 +2,8 @@
 
 Writes FOLDER/tokenizer.json, and FOLDER/000000.uint16 and so on with the ids of the tokens, of 16
 bits each, or of 32 (.uint32) for a vocabulary above 65,536. The --end_token follows each text file
-or, in a .jsonl or .json file, the "text" of each line. FOLDER/sizes.txt lists the files and their
-sizes, which gpt/tokens.py checks.
+or, in a .jsonl or .json file, the "text" of each line. FOLDER/end_token.txt names it, and sizes.txt
+lists the files and their sizes, which gpt/tokens.py checks.
 Without --tokenizer, it first trains one on the text: byte pair encoding, as in GPT-2.
 Started again after a kill, it continues after the last complete file.
 """
@@ -265,6 +265,7 @@ def main(args):
         options = (tokenizer_path, args.end_token, tokens.typecode)
         encoded = encode_all(texts, args.num_workers, *options)
         total, shards = write_shards(encoded, tokens, unfinished, progress, args.shard_tokens)
+        write(unfinished, "tokens/end_token.txt", args.end_token.encode())
         shutil.copy(tokenizer_path, unfinished / "tokens")
         (unfinished / "tokens").rename(args.folder)  # now it is complete
         shutil.rmtree(unfinished)

@@ -36,7 +36,7 @@ OPTIONS = {
     # All experts: of fewer, a token may select others in bfloat16 than in float32.
     **dict.fromkeys(["gpt/moe.py", "gpt/expert_parallel.py"], "--n_experts 2 --top_k 2"),
     **dict.fromkeys(FINETUNE, "--learning_rate 1e-3"),
-    "gpt/documents.py": "--end_token 0 --n_embd 32",
+    "gpt/documents.py": "--n_embd 32",
 }
 SIZE, CONTEXT = 48, 8  # chunks of a text
 
@@ -149,7 +149,7 @@ SHAPES = {
     "three_d.py": "--n_layer 2",
     "llama.py": "--n_layer 2 --n_kv_head 2",
     # One matrix in one FSDP group, which the embedding and the head both give a gradient.
-    "documents.py": "--n_layer 2 --n_kv_head 2 --end_token 0 --tie_word_embeddings",
+    "documents.py": "--n_layer 2 --n_kv_head 2 --tie_word_embeddings",
     "chunked_loss.py": "--n_layer 2 --n_kv_head 2",
     "llama_tensor_parallel.py": "--n_layer 2 --n_kv_head 2 --tie_word_embeddings",
     "muon.py": "--n_layer 3",  # three matrices of each shape, for fewer ranks and for more

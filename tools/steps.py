@@ -40,7 +40,7 @@ RECIPES = [
     Step("recipes/tensorboard_logging.py", "recipes/monitor.py", 47),
     Step("recipes/monitor.py", "recipes/stragglers.py", 41),
     Step("multinode.py", "recipes/profiler.py", 16),
-    Step("multinode.py", "recipes/verify.py", 50),
+    Step("multinode.py", "recipes/verify.py", 49),
     Step("multinode.py", "recipes/fsdp.py", 56),
 ]
 LATER_RECIPES = [  # of stages that save within an epoch
@@ -69,7 +69,7 @@ GPT = [
     Step("gpt/keep_snapshots.py", "gpt/async_save.py", 32),
     Step("gpt/async_save.py", "gpt/tokens.py", 93),
     Step("gpt/tokens.py", "gpt/llama.py", 111),
-    Step("gpt/llama.py", "gpt/documents.py", 57),
+    Step("gpt/llama.py", "gpt/documents.py", 55),
     Step("gpt/llama.py", "gpt/chunked_loss.py", 27),
     Step("gpt/accumulate.py", "gpt/finetune.py", 237),  # 104 of them are the GPT, which goes
     Step("gpt/finetune.py", "gpt/frozen_layers.py", 22),

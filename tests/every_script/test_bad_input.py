@@ -99,7 +99,6 @@ ALLOWED = {  # values that are none of these mistakes
 # What the number of ranks decides, or a connection or a file that main opens first of all.
 CHECKED_BY_MAIN = {
     "gpt/hsdp.py": ["--shard_size"],
-    "gpt/documents.py": ["--end_token"],
     "gpt/frozen_layers.py": ["--frozen_layers"],
     "gpt/finetune_chat.py": ["--frozen_layers"],
     "gpt/prepare_tokens.py": ["--tokenizer", "folder"],
@@ -117,7 +116,7 @@ def test_every_argument(script, tmp_path, monkeypatch, capsys):
     (tmp_path / "tokens").mkdir()
     for name in ("text", "model/config.json", "model/x.safetensors"):
         (tmp_path / name).touch()
-    for name in ("tokenizer.json", "0.uint16"):
+    for name in ("tokenizer.json", "end_token.txt", "0.uint16"):
         (tmp_path / "tokens" / name).touch()
     if script not in ("singlegpu.py", "multigpu.py"):
         monkeypatch.setenv("LOCAL_RANK", "0")

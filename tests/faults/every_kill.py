@@ -52,7 +52,7 @@ kill_points.install(script)
 """
 # Two epochs of three steps. They save after the first, within the second, and after it.
 OPTIONS = """--batch_size 4 --global_batch_size 8 --save_every_steps 4 --val_tokens 64 --generate 0
-    --shards .. --text ../text --data ../tokens --end_token 0 --model ../model
+    --shards .. --text ../text --data ../tokens --model ../model
     --export_path exported --context 8 --n_layer 1 --n_head 2 --n_kv_head 2 --n_embd 8
     --micro_batches 2 --tp_size 2 --cp_size 2 --sync_every 2"""  # a script gets those that it has
 MORE = {  # for the files of these names

@@ -3,6 +3,7 @@
 import functools
 import math
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -60,6 +61,8 @@ def test_val_loss(shell, request, monkeypatch, capsys, name, setup, tolerance):
         request.addfinalizer(functools.partial(torch.set_default_dtype, default))
         torch.set_default_dtype(torch.float64)
     monkeypatch.chdir(shell.folder)
+    newest = evaluate_snapshot.find_newest(Path("s"))
+    assert evaluate_snapshot.find_newest(newest) == newest
     monkeypatch.setattr("sys.argv", ["", "s", *f"{options} --batch_size 5".split()])
     losses = []
     mean_loss = evaluate_snapshot.mean_loss

@@ -55,12 +55,14 @@ def test_exported(shell, monkeypatch, options, expected):
     from transformers.models.llama import modeling_llama
 
     write_text(shell.folder / "text", 1000, 8)
-    assert prepare(shell.folder, "tokens --text text --vocab_size 300").returncode == 0
+    prepared = prepare(shell.folder, "tokens --text text --vocab_size 300 --end_token <|end|>")
+    assert prepared.returncode == 0
     options = f"--n_layer 2 {options} --learning_rate 0.02"
     start(shell, "llama.py", "llama", 2, options=options).succeeds()
     monkeypatch.chdir(shell.folder)
-    monkeypatch.setattr("sys.argv", ["export.py", "llama", "tokens", "exported"])
-    export.main(export.parse_args())
+    for snapshots in ("llama", *map(str, Path("llama").iterdir())):
+        monkeypatch.setattr("sys.argv", ["export.py", snapshots, "tokens", "exported"])
+        export.main(export.parse_args())
     exported = AutoModelForCausalLM.from_pretrained("exported")
     config = exported.config.to_dict() | exported.config.rope_parameters
     assert expected.items() <= config.items()
@@ -90,7 +92,7 @@ def test_exported(shell, monkeypatch, options, expected):
     assert tokenizer.decode(tokenizer("abc  hgf\n").input_ids) == "abc  hgf\n"
     chat = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "c"}]
     text = tokenizer.apply_chat_template(chat, tokenize=False)
-    assert text == "<|user|>ab<|endoftext|><|assistant|>c<|endoftext|>"
+    assert text == "<|user|>ab<|end|><|assistant|>c<|end|>"
     for tools, role in [([{}], "user"), (None, "tool")]:  # which have no token
         with pytest.raises(TemplateError, match="no place for tools, or for " + role):
             tokenizer.apply_chat_template([*chat, {"role": role, "content": ""}], tools)
@@ -145,7 +147,8 @@ def test_documents_of_one_token(shell):
     (shell.folder / "tokens").mkdir()
     save_tokenizer(shell.folder / "tokens" / "tokenizer.json", 300)
     (shell.folder / "tokens" / "0.uint16").write_bytes(bytes(3000))  # END alone
-    options = "--end_token 0 --eval_every_steps 5"
+    (shell.folder / "tokens" / "end_token.txt").write_text("0")
+    options = "--eval_every_steps 5"
     job = start(shell, "documents.py", "s", 1, SIGNAL, options, SIGNAL="15", SIGNAL_AT="0 12")
     job.fails("stopped by a signal")
     assert "\nval loss 0\n" in job.output and " | loss 0 | saving" in job.output

@@ -36,6 +36,7 @@ def test_prepared(tmp_path):
     sizes = [path.stat().st_size for path in shards]
     lines = "".join(f"{path.name} {path.stat().st_size}\n" for path in shards)
     assert (tmp_path / "tokens" / "sizes.txt").read_text() == lines
+    assert (tmp_path / "tokens" / "end_token.txt").read_text() == END
     assert len(sizes) > 2 and set(sizes[:-1]) == {2000} and sizes[-1] <= 2000
     data = b"".join(path.read_bytes() for path in shards)
     tokens = torch.frombuffer(bytearray(data), dtype=torch.uint16).tolist()
@@ -140,8 +141,11 @@ def test_bad_input(tmp_path, shell):
         "no tokens in --data tokens: start gpt/prepare_tokens.py first"
     )
     assert prepare(tmp_path, "tokens --text text --shard_tokens 1").returncode == 0
-    shell.ranks("gpt/documents.py --end_token EOS").fails("it has no token EOS: set --end_token")
-    shell.ranks("gpt/documents.py --end_token a").fails("last document does not end with a")
+    for token in ("EOS", "a"):
+        (tmp_path / "tokens" / "end_token.txt").write_text(token)
+        shell.ranks("gpt/documents.py").fails(f"does not end with {token}: see end_token.txt")
+    (tmp_path / "tokens" / "end_token.txt").unlink()  # as in a folder of an older version
+    shell.ranks("gpt/documents.py").fails("cannot read --data tokens: ", "tokens/end_token.txt")
     shard = tmp_path / "tokens" / "000001.uint16"
     whole = shard.read_bytes()  # one token
     for content in (None, b"", b"a", bytes(4)):

@@ -46,6 +46,7 @@ def write_tokens(folder, chunks, context):
         return
     folder.mkdir()
     save_tokenizer(folder / "tokenizer.json", 300)
+    (folder / "end_token.txt").write_text("0")
     random = torch.Generator().manual_seed(0)
     size = chunks * context + 1
     tokens = torch.randint(300, [size], generator=random)
