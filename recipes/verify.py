@@ -124,14 +124,13 @@ class Trainer:
         return self.totals[0].item() / self.totals[1].item()
 
     def _verify_split(self, epoch):
-        """Exits unless the ranks' samplers draw each sample of the epoch once."""
-        drawn = torch.tensor(list(self.sampler))
+        """Exits if ranks draw the same samples of the epoch."""
+        drawn = torch.cat([torch.tensor(index).flatten() for index in self.sampler])
         times = drawn.bincount(minlength=len(self.sampler.dataset)).to(self.device)
         dist.all_reduce(times)  # how often the ranks draw each sample
-        never = (times == 0).sum().item()
         several = (times > 1).sum().item()
-        if never + several >= dist.get_world_size():  # fewer may fill, or leave out, a last batch
-            sys.exit(f"epoch {epoch}: {never} samples are on no rank, {several} on several ranks")
+        if several >= dist.get_world_size():  # fewer may fill the last batch
+            sys.exit(f"epoch {epoch}: {several} samples are on several ranks")
 
     def _verify(self, step):
         """Exits if weights differ between ranks, or if ranks share a random state."""
