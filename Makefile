@@ -38,6 +38,7 @@ docs: pages  ## refresh the diffs in README and the pages, check them, and build
 	PYTHONPATH=. zensical build --strict --clean
 	mkdir -p site/assets
 	cp packages/rankcheck/src/rankcheck/watch/watch.* site/assets
+	python -m tools.pages.moved
 
 pages: .venv/dev
 	cog -r -P --verbosity=1 $(COG)

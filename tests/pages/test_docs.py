@@ -18,6 +18,7 @@ from tools import steps
 from tools.compose.compose import compose
 from tools.formulas import calculator
 from tools.pages.fences import essential
+from tools.pages.moved import MOVED
 from tools.steps import ROOT, diff_lines
 from tools.units.stored import DOCSTRING, NOTHING, digests, load, split
 
@@ -111,6 +112,19 @@ def test_scripts_of_the_pages_run(site):
     assert not problems
 
 
+@pytest.mark.long
+@needs_browser
+def test_old_addresses_lead_on(site):
+    """To the page that has the text now: with its section, or the one that was asked for."""
+    with browser_of(site) as (page, address):
+        for old, new in MOVED.items():
+            name, _, section = new.partition("#")
+            page.goto(f"{address}/{old}.html")
+            page.wait_for_url(f"{address}/{name}.html{section and '#'}{section}")
+        page.goto(f"{address}/cost.html?params=70#more-ranks")
+        page.wait_for_url(f"{address}/choose.html?params=70#more-ranks")
+
+
 # Takes away the lines of code that have no colour, on no background, that a line before has not.
 THIN = """() => {
   const seen = new Set();
@@ -143,6 +157,7 @@ def test_site_in_a_browser(site, every):
     from axe_core_python.sync_playwright import Axe
 
     problems, pages = [], sorted(str(path.relative_to(site)) for path in site.rglob("*.html"))
+    pages = [page for page in pages if page.removesuffix(".html") not in MOVED]
     assert len(pages) == len(list((ROOT / "docs").rglob("*.md"))) + 1  # and 404.html
     brief = {"resultTypes": ["violations"], "runOnly": ["wcag2a", "wcag2aa"]}
     with browser_of(site) as (page, address):
@@ -174,7 +189,8 @@ def test_site_in_a_browser(site, every):
                     where = found["nodes"][0]["html"][:200]
                     problems.append((name, scheme, width, found["id"], where))
         page.goto(f"{address}/cheat_sheet.html")
-        assert re.findall(rb"/Count (\d+)", page.pdf(format="Letter")) == [b"1"]  # one sheet
+        # The commands on one sheet, the words on another.
+        assert re.findall(rb"/Count (\d+)", page.pdf(format="Letter")) == [b"2"]
     assert not problems, "\n".join(map(str, problems))
 
 

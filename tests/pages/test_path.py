@@ -361,7 +361,7 @@ def test_cheat_sheet(tmp_path):
     page = (ROOT / "docs" / "cheat_sheet.md").read_text()
     # The first cell of a row: a command, and ° if this cluster lacks what it needs.
     rows = re.findall(r"^\| `((?:[a-z]+) [^`]+|sinfo)` (°?) ?\|", page, re.MULTILINE)
-    assert len(rows) == 22
+    assert len(rows) == 23
     terminal = Terminal(tmp_path)
     terminal.run("slurm/pocket-cluster -n 2 -g 4")
     job = None
