@@ -94,14 +94,10 @@ def snippet(page, start, language="bash"):
     return fence
 
 
-def documented_errors():
-    """Returns the lines of output that docs/errors.md explains."""
-    return "".join(fences("errors.md", "text")).splitlines()
-
-
 def documented_error(line):
-    """Returns a line that this page explains."""
-    assert line in documented_errors(), f"{line!r} is not in docs/errors.md"
+    """Returns a line of output, which docs/errors.md must explain."""
+    shown = "".join(fences("errors.md", "text")).splitlines()
+    assert line in shown, f"{line!r} is not in docs/errors.md"
     return line
 
 
@@ -248,30 +244,29 @@ def gpt_config(n_layer, n_head, n_embd, context, **more):
     )
 
 
-def reference_run(epochs, batch_size, size=2048, seed=0, samples_run=0):
+def reference_run(epochs, batch_size, size=2048, seed=0):
     """Trains without any of the series' machinery; returns weights, momentum, and losses by epoch.
 
     Each epoch takes the samples in a random order that only `seed` and the epoch's number decide.
-    After the last one come `samples_run` samples of the next.
     """
     dataset = singlegpu.ToyDataset(size)
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 5))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     losses = []
-    for epoch in range(epochs + 1):
+    for epoch in range(epochs):
         order = torch.randperm(size, generator=torch.Generator().manual_seed(seed + epoch))
-        order, total = order[: size if epoch < epochs else samples_run], 0.0
-        for batch in order.split(batch_size) if len(order) else ():
+        total = 0.0
+        for batch in order.split(batch_size):
             optimizer.zero_grad()
             error = model(dataset.inputs[batch]) - dataset.targets[batch]
             loss = (error**2).mean()
             loss.backward()
             optimizer.step()
             total += loss.item() * len(batch)
-        losses.append(total / max(len(order), 1))
+        losses.append(total / size)
     momentum = [optimizer.state[p]["momentum_buffer"] for p in model.parameters()]
-    return [p.detach() for p in model.parameters()], momentum, losses[:epochs]
+    return [p.detach() for p in model.parameters()], momentum, losses
 
 
 def weights_and_momentum(path):

@@ -36,20 +36,6 @@ def test_optimizer(file):
             assert group["weight_decay"] == (WEIGHT_DECAY if p.dim() == 2 else 0)
 
 
-DEFAULTS = [
-    ("gpt/dcp.py", "snapshot_path", "snapshot"),  # not snapshot.pt, which pretrain.py writes
-    ("gpt/fsdp.py", "generate", 0),  # since all ranks gather all layers for each byte
-    ("gpt/finetune.py", "learning_rate", 1e-5),  # so that the model keeps what it knows
-]
-
-
-@pytest.mark.parametrize(("file", "name", "value"), DEFAULTS)
-def test_defaults(file, name, value, monkeypatch):
-    monkeypatch.setattr("sys.argv", [file])
-    monkeypatch.setattr("argparse.ArgumentParser.error", lambda parser, message: None)
-    assert getattr(module(file).parse_args(), name) == value
-
-
 RATES = {  # by warmup_steps: at some of 100 steps, in ten epochs; also where an epoch is begun
     None: {0: 0.1, 5: 0.55, 10: 1, 55: 0.55, 100: 0.1},
     20: {0: 0.1, 10: 0.55, 20: 1, 60: 0.55, 100: 0.1},

@@ -47,7 +47,7 @@ OPTIONS_OF_EIGHTH = """--n_embd 256 --n_hidden 1024 --n_head 4 --n_kv_head 1 --n
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "expected"),
-    first(1, [("--n_kv_head 2", {"num_key_value_heads": 2}), (OPTIONS_OF_EIGHTH, EIGHTH)], LONG),
+    [("--n_kv_head 2", {"num_key_value_heads": 2}), (OPTIONS_OF_EIGHTH, EIGHTH)],
 )
 def test_exported(shell, monkeypatch, options, expected):
     """transformers loads what two ranks have trained: the same logits, tokens and text."""

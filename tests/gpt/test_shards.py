@@ -122,7 +122,7 @@ RESUMED = [
 @pytest.mark.long
 @pytest.mark.parametrize(
     "runs",
-    [RESUMED[0], *long(RESUMED[1]), *first(0, RESUMED[2:])],
+    first(2, RESUMED),
     ids=lambda runs: " ".join(dict.fromkeys(re.findall(r"\w+\.py", runs))),
 )
 def test_stopped_and_resumed_on_other_ranks(shell, runs):
@@ -160,8 +160,7 @@ def test_stopped_and_resumed_on_other_ranks(shell, runs):
 )
 def test_val_loss(shell, name, ranks, options):
     """Of batches that cannot be shared evenly, after a step: it is the one of a single rank."""
-    setup = "torch.set_default_dtype(torch.float64)\ntorch.Tensor.float = torch.Tensor.double"
-    setup += '\n@before(script.GPT, "forward")\ndef note(self, x): print("takes", len(x))'
+    setup = f'{FLOAT64}\n@before(script.GPT, "forward")\ndef note(self, x): print("takes", len(x))'
     more = f"--n_layer 2 --eval_every_steps 1 --val_tokens {8 * 14}"  # in batches of 6
     alone = start(shell, "fsdp.py", "one", 1, setup, more, steps=2)
     several = start(shell, name, "several", ranks, setup, f"{more} {options}", steps=2)
@@ -313,8 +312,7 @@ def limit(*args):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["fsdp.py"])
-def test_starts_without_memory_for_the_whole_model(shell, name):
+def test_starts_without_memory_for_the_whole_model(shell):
     """A limit on the memory of each of 4 ranks: half of what the weights need."""
     weights_bytes = 4 * 12 * 12 * 512**2  # of 12 blocks
     setup = LIMIT.format(growth=weights_bytes // 2)
@@ -323,7 +321,7 @@ def test_starts_without_memory_for_the_whole_model(shell, name):
     options += " --text text"
     plain = shell.ranks(f"{write_script(shell, 'pretrain.py', setup)} {options}")
     assert plain.wait() != 0 and "can't allocate memory" in plain.output
-    sharded = shell.ranks(f"{write_script(shell, name, setup)} {options}", 4)
+    sharded = shell.ranks(f"{write_script(shell, 'fsdp.py', setup)} {options}", 4)
     assert sharded.wait() == 0, sharded.output
     assert sharded.output.count("started") == 4
 

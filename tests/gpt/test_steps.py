@@ -8,7 +8,7 @@ import signal
 from textwrap import indent
 
 import pytest
-from gpt_helpers import TINY, TINY_BATCH, TINY_CHUNKS, write_tiny_text
+from gpt_helpers import FLOAT64, TINY, TINY_BATCH, TINY_CHUNKS, write_tiny_text
 from helpers import (
     PLAIN_SGD,
     SHORT_GPT,
@@ -27,10 +27,6 @@ from tools.launch.snapshots import load, load_gpt, max_abs_diff
 from tools.steps import ROOT
 
 OPTIONS = f"1 {TINY} {SHORT_VAL} --text text"
-FLOAT64 = """
-torch.set_default_dtype(torch.float64)
-torch.Tensor.float = torch.Tensor.double
-"""
 
 
 def tiny_script(shell, name, setup="", file="", chunks=TINY_CHUNKS):

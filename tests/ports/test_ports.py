@@ -153,7 +153,7 @@ def test_two_ranks_train_as_the_original(shell, port, dtype, tolerance):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("port", first(1, PORTS, pytest.mark.long), ids=lambda port: port.name)
+@EVERY_PORT
 def test_resumed_on_another_number_of_ranks(shell, port):
     """Killed on two ranks and resumed on four, a run ends with the weights of the original.
 
@@ -172,7 +172,7 @@ def test_resumed_on_another_number_of_ranks(shell, port):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("port", PORTS, ids=lambda port: port.name)
+@EVERY_PORT
 def test_resumed_bit_for_bit(shell, port):
     """Killed or terminated anywhere, a run ends with the files, and the log, of an unbroken one."""
     script = patch(shell.folder, f"ports/{port.name}.py", WEIGHTS + FAULT + port.setup)
