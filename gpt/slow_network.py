@@ -376,6 +376,9 @@ class Trainer:
             self.samples_run = snapshot.get("samples_run", 0)
             if self.samples_run > 0 and snapshot["data_key"] != self.data_key:
                 raise ValueError(f"its epoch has {snapshot['data_key']}, not {self.data_key}")
+            if snapshot["data_key"] != self.data_key:
+                change = f"{snapshot['data_key']}, now {self.data_key}"
+                self._log(f"trained on {change}: the val text may be part of it")
             old = torch.tensor([snapshot.get("loss", 0.0), 1.0]) * self.samples_run  # version 1.1
             self.totals.copy_(snapshot.get("totals", old) / dist.get_world_size())
         except FileNotFoundError:

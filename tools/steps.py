@@ -57,7 +57,7 @@ BY_HAND = [
 ]
 GPT = [
     Step("preemptible.py", "gpt/gpt.py", 147),  # the model comes
-    Step("gpt/gpt.py", "gpt/evaluate.py", 51),
+    Step("gpt/gpt.py", "gpt/evaluate.py", 54),
     Step("gpt/evaluate.py", "gpt/schedule.py", 27),
     Step("gpt/schedule.py", "gpt/metrics.py", 53),
     Step("gpt/metrics.py", "gpt/skip_steps.py", 30),

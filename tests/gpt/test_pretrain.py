@@ -31,6 +31,23 @@ def test_evaluation_that_fails(shell, name):
     assert len(set(whole)) == 3 and rest == [whole[:1], whole, whole[2:]]
 
 
+def test_snapshot_of_an_earlier_step(shell):
+    """A val text that was trained on is named; with other optimizer groups, the snapshot stays."""
+    options = {name: tiny_options(shell, name) for name in ("gpt/gpt.py", "gpt/evaluate.py")}
+    options["gpt/schedule.py"] = options["gpt/evaluate.py"]  # which has written the same text
+
+    def start(name, more=""):
+        script = patch(shell.folder, name, SHORT_GPT)
+        return shell.ranks(f"{script} 1 1 {options[name]}/s {more}")
+
+    output = start("gpt/gpt.py").succeeds()
+    assert "trained on" not in output
+    output = start("gpt/evaluate.py").succeeds()
+    assert "trained on seed 0, 194 samples of files " in output
+    assert ", now seed 0, 182 samples of files " in output
+    start("gpt/schedule.py").fails("a different number of parameter groups")
+
+
 SONG = "nine green bottles hanging on the wall\n"
 
 
