@@ -79,7 +79,7 @@ def test_conflict(tmp_path, base):
     arguments = f"{tmp_path}/own.py recipes/mixed_precision.py --base {base} -o {tmp_path}/out.py"
     for more in ("", " --force"):
         result = compose_in(tmp_path, arguments + more)
-        assert result.returncode == 1 and "out.py has conflicts, marked as git" in result.stderr
+        assert result.returncode == 1 and "out.py: has conflicts, marked as git" in result.stderr
     output = (tmp_path / "out.py").read_bytes().decode()
     assert output.count("\n") == output.count("\r\n")
     first_name, ours, old, theirs, second_name = conflict_of(output.replace("\r\n", "\n"))
@@ -245,8 +245,14 @@ def test_upgrade_in_conflict(copy):
     line = "torch.manual_seed(args.seed)"
     own = (copy / "multinode.py").read_text().replace(line, "torch.manual_seed(1)")
     edit(copy / "multinode.py", line, "torch.manual_seed(2)")
+    edit(copy / "multinode.py", "import time\n", "")  # which a line of one's own needs
+    edit(copy / "multinode.py", "time.sleep(0.1)", "pass")
+    own = own.replace(
+        "def _log(", "def log_time(self):\n        print(time.time())\n\n    def _log("
+    )
     result, upgraded = upgrade(copy, "multinode.py@HEAD", own)
-    assert result.returncode == 1 and "_upgraded.py has conflicts, marked as git" in result.stderr
+    assert result.returncode == 1 and "_upgraded.py: has conflicts, marked as" in result.stderr
+    assert "Undefined name `time`" in result.stderr
     _, ours, old, theirs, name = conflict_of(upgraded)
     assert line in old and name == "multinode.py"
     assert "manual_seed(1)" in ours and "manual_seed(2)" in theirs

@@ -25,7 +25,7 @@ from tools.steps import ROOT
 
 
 def write_script(args, lines, source):
-    """Writes the output, its lines ended as those of `source`."""
+    """Writes the output, its lines ended as those of `source`; returns the lines of conflicts."""
     if args.output.exists() and not args.force:
         fail(f"{args.output} exists: name another one, or add --force")
     text = "\n".join(line for line, _ in lines) + "\n"
@@ -35,19 +35,44 @@ def write_script(args, lines, source):
     except OSError as error:
         fail(f"cannot write {args.output}: {error.strerror}")
     numbered = enumerate(text.splitlines(), 1)
-    conflicts = ", ".join(str(number) for number, line in numbered if line.startswith("<<<<<<< "))
+    conflicts = [str(number) for number, line in numbered if line.startswith("<<<<<<< ")]
     if conflicts:
-        sys.exit(f"{args.output} has conflicts, marked as git marks them, in lines: {conflicts}")
+        return conflicts
     try:
         compile(text, args.output, "exec")  # ast.parse takes a keyword argument twice
     except SyntaxError as error:
         sys.exit(f"{args.output}, line {error.lineno}: {error.msg}: the parts do not fit there")
+    return []
 
 
-def tell_problems(args, parts, lines):
-    """Ends with a line on each, if there are any."""
-    if problems := [*find_problems(parts, lines)]:
-        sys.exit("\n".join(f"{args.output}: {problem}" for problem in problems))
+def sides_of_conflicts(lines):
+    """Returns the script with the first side of each conflict, and with the second one."""
+    sides = [], []
+    chosen = sides
+    for text, file in lines:
+        if text.startswith("<<<<<<< "):
+            chosen = sides[:1]
+        elif text.startswith("||||||| "):
+            chosen = []
+        elif text == "=======" and not chosen:
+            chosen = sides[1:]
+        elif text.startswith(">>>>>>> "):
+            chosen = sides
+        else:
+            for side in chosen:
+                side.append((text, file))
+    return sides
+
+
+def tell_problems(args, parts, lines, conflicts):
+    """Ends with a line on each, if there are any; of a conflict, both sides are looked at."""
+    said = []
+    if conflicts:
+        said = [f"has conflicts, marked as git marks them, in lines: {', '.join(conflicts)}"]
+    for side in sides_of_conflicts(lines) if conflicts else [lines]:
+        said += find_problems(parts, side)
+    if said:
+        sys.exit("\n".join(f"{args.output}: {problem}" for problem in dict.fromkeys(said)))
 
 
 def check_files(args, own, parts):
@@ -88,9 +113,9 @@ def main():
             fail("--upgrade takes one script of yours, and --base multinode.py@VERSION")
         args.output = args.output or args.parts[0].with_stem(f"{args.parts[0].stem}_upgraded")
         lines = upgrade(own, args.base, old)
-        write_script(args, lines, own)
+        conflicts = write_script(args, lines, own)
         print(f"{args.output}: {len(lines)} lines, of {own} and {args.base}")
-        tell_problems(args, [own, args.base], lines)
+        tell_problems(args, [own, args.base], lines, conflicts)
         return
     if args.base:
         BASES[own] = args.base
@@ -106,11 +131,11 @@ def main():
     if not args.output:
         fail("name the script to write: -o my_training.py")
     lines = compose(parts, str(args.output))
-    write_script(args, lines, parts[0])
+    conflicts = write_script(args, lines, parts[0])
     print(f"{args.output}: {len(lines)} lines, of {', '.join(parts)}")
     for (part, other), known in pairs(parts).items():
         print(f"  {known or 'not tried'}: {part} + {other}")
-    tell_problems(args, parts, lines)
+    tell_problems(args, parts, lines, conflicts)
     if args.check and judge(parts, args.output):
         sys.exit(1)
 

@@ -18,10 +18,23 @@ def strings(nodes):
     return [n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)]
 
 
+def missing(definition):
+    """Returns the attributes of self that a class uses, and that neither it nor a method sets."""
+    of_self = [
+        found
+        for found in ast.walk(definition)
+        if isinstance(found, ast.Attribute) and ast.unparse(found.value) == "self"
+    ]
+    known = {found.attr for found in of_self if isinstance(found.ctx, ast.Store)}
+    known |= {found.name for found in definition.body if isinstance(found, ast.FunctionDef)}
+    return {found.attr for found in of_self} - known
+
+
 def read_names(tree):
     """Returns by kind how often each name is defined, and those that are used but not defined."""
     arguments, methods, attributes = Counter(), Counter(), Counter()
     keys, read_keys, args, behind_return = set(), set(), set(), set()
+    undefined = set()
     for node in ast.walk(tree):
         children = [*ast.iter_child_nodes(node)]
         if isinstance(node, ast.ClassDef):
@@ -33,6 +46,7 @@ def read_names(tree):
                 if isinstance(found, ast.Attribute) and isinstance(found.ctx, ast.Store)
                 if ast.unparse(found.value) == "self"
             )
+            undefined |= {f"self.{name} is used, but not defined" for name in missing(node)}
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             if node.func.attr == "add_argument":
                 arguments.update(strings(node.args))
@@ -52,7 +66,7 @@ def read_names(tree):
                     behind_return.add(ast.unparse(after).partition("\n")[0])
     known = {name.lstrip("-").replace("-", "_") for name in arguments}
     known |= {name for name, context in args if context is ast.Store}
-    undefined = {f"args.{name} is used, but not defined" for name, _ in args if name not in known}
+    undefined |= {f"args.{name} is used, but not defined" for name, _ in args if name not in known}
     undefined |= {f"snapshot[{key!r}] is read, but not saved" for key in read_keys - keys}
     undefined |= {f"after a return, so it never runs: {line}" for line in behind_return}
     return {"argument": arguments, "method": methods, "attribute": attributes}, undefined
