@@ -2,12 +2,11 @@
 
 It tells each fence that cog fills its file and unit, appends the whole files to the page, and puts
 the reading time below the page's title and, in the sidebar, the script's name. Into docs/diff.md,
-docs/compose.md, docs/watch.md and docs/choose.md it puts what their JavaScript needs. It also marks
-what docs/assets/series.css needs to wrap code well on a phone.
+docs/compose.md, docs/watch.md and docs/choose.md it puts what their JavaScript needs. It also keeps
+lines from ending within an option.
 """
 
 import re
-from html import unescape
 
 from markdown import Extension
 from markdown.postprocessors import Postprocessor
@@ -18,13 +17,10 @@ from tools.pages.check_docs import reading_time
 from tools.pages.diffs import format_file, format_units, link_to_diff
 from tools.pages.widgets import CHOICES, format_recording
 
-CODE_BLOCK = re.compile(
-    r'(<div class="language-(?:python|pycon|bash) highlight">.*?<code>)(.*?)(</code>)', re.DOTALL
-)
 INLINE_CODE = re.compile(r"(?<=<code>)[^<\n]+(?=</code>)")
 COG_FENCE = r'<!-- \[\[\[cog fence\("(.+)", "(.+)"\) \]\]\] -->\n```'
 RECORDING = r"<!-- watch (.*?\.py), (.*) -->"
-PLAYER = '<script src="{}assets/watch.js"></script>'
+PLAYER = '<script src="{0}assets/unpack.js"></script><script src="{0}assets/watch.js"></script>'
 
 
 class Sources(Preprocessor):
@@ -61,7 +57,7 @@ class Sources(Preprocessor):
         scripts = [file for file in files if file.endswith(".py")]
         context = next((step for step in self.md.preprocessors if hasattr(step, "page")), None)
         if scripts and context:
-            names = " and ".join(script.rpartition("/")[2] for script in scripts)
+            names = ", ".join(script.rpartition("/")[2] for script in scripts)
             context.page.meta["subtitle"] = names
 
 
@@ -73,35 +69,25 @@ def format_rules():
     return re.sub(r"^(### (RC\d+): .*)", r"\1 { #\2 }", text, flags=re.MULTILINE)
 
 
-def mark_indents(found):
-    """Returns a block of code whose lines each tell how far they are indented, as in a diff."""
-    rows = []
-    for line in found[2].splitlines(keepends=True):
-        text = unescape(re.sub("<.*?>", "", line))
-        indent = re.match(r"(>>> |\.\.\. )? *", text).end()
-        rows.append(f'<span class="line" style="--indent: {indent}ch">{line}</span>')
-    return found[1] + "".join(rows) + found[3]
-
-
 def mark_options(found):
     return re.sub(r"(?<![\w-])--[\w-]+", r'<span class="option">\g<0></span>', found[0])
 
 
-class Wrapping(Postprocessor):
-    """Marks the indents of code, and each option in the prose, which no line may end within."""
+class Options(Postprocessor):
+    """Marks each option in the prose, which no line may end within."""
 
     def run(self, text):
-        """Returns the HTML of a page with both."""
-        return INLINE_CODE.sub(mark_options, CODE_BLOCK.sub(mark_indents, text))
+        """Returns the HTML of a page with them."""
+        return INLINE_CODE.sub(mark_options, text)
 
 
 class SourcesExtension(Extension):
-    """Adds `Sources` and `Wrapping` to Markdown's steps."""
+    """Adds `Sources` and `Options` to Markdown's steps."""
 
     def extendMarkdown(self, md):  # noqa: N802, Markdown's name
         """Does so, as Markdown asks an extension to do."""
         md.preprocessors.register(Sources(md), "sources", 28)  # before superfences, at 25
-        md.postprocessors.register(Wrapping(md), "wrapping", 5)  # after "raw_html", at 30
+        md.postprocessors.register(Options(md), "options", 5)  # after "raw_html", at 30
 
 
 def makeExtension(**kwargs):  # noqa: N802, Markdown's name
