@@ -1,12 +1,11 @@
 // Shows the script composed of two files: docs/compose.md, which tools/pages/widgets.py fills.
-(() => {
+(async () => {
   const NAME = "my_training.py";
   const EXAMPLE = "preemptible.py,recipes/evaluate.py";
   // The HTML of each line that there is; of each pair the numbers of its script's lines and the
   // files that these come from, or the reason why there is no script.
-  const { lines, files, sources, reasons } = JSON.parse(
-    document.getElementById("files").textContent,
-  );
+  const data = document.querySelector("[type='application/gzip']");
+  const { lines, files, sources, reasons } = await unpack(data);
   const page = document.getElementById("compose");
   const [first, others] = [page.querySelector("select"), page.querySelector("fieldset")];
   const [caption, code] = [page.querySelector(".caption"), page.querySelector("code")];
@@ -22,7 +21,6 @@
     const rows = (files[pair] ?? []).map((line, n) => {
       const row = element("span", { className: "line", innerHTML: `${lines[line]}\n` });
       if (sources[pair][n] !== " ") row.classList.add(`part-${sources[pair][n]}`);
-      row.style.setProperty("--indent", `${row.textContent.search(/\S|$/)}ch`);
       return row;
     });
     code.replaceChildren(...rows);

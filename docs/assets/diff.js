@@ -1,9 +1,9 @@
 // Compares two files in the page, as `diff` does: docs/diff.md, which tools/pages/widgets.py fills.
-(() => {
+(async () => {
   const CONTEXT = 3; // unchanged lines around a changed one
   const TAGS = { "+": "ins", "-": "del", " ": "span" };
   // The HTML of each line that there is, and of each file the numbers of its lines.
-  const { lines, files } = JSON.parse(document.getElementById("files").textContent);
+  const { lines, files } = await unpack(document.querySelector("[type='application/gzip']"));
   const page = document.getElementById("compare");
   const [from, to] = page.querySelectorAll("select");
   const caption = page.querySelector(".caption");
@@ -51,7 +51,6 @@
         const element = document.createElement(TAGS[sign]);
         element.className = "line";
         element.innerHTML = `${lines[line]}\n`;
-        element.style.setProperty("--indent", `${element.textContent.search(/\S|$/)}ch`);
         code.append(element);
       } else if (shown[k - 1] && shown.includes(true, k)) {
         code.insertAdjacentHTML("beforeend", '<span class="gap">⋯</span>');

@@ -1,7 +1,7 @@
 // Below a changed line that one touches, says what falls without it, and which test notices.
 (() => {
   const units = JSON.parse(document.getElementById("units").textContent);
-  const lines = [...document.querySelectorAll(".diff .line[data-unit]")];
+  const lines = [...document.querySelectorAll(".diff [data-unit]")];
   const note = document.createElement("span");
   note.className = "without";
   note.setAttribute("role", "status");

@@ -2,7 +2,8 @@
 
 Also, that no diff is typed by hand, there or in README, and that no page takes long to read, unless
 it is a reference, nor the stages' pages together; what unfolds there, hints and answers, is an
-exercise and counts for its page only. Nor may a script be missing in tools/steps.py, or a quote of one be stale.
+exercise and counts for its page only. Nor may a script be missing in tools/steps.py, or a quote of
+one be stale.
 """
 
 import argparse

@@ -6,17 +6,18 @@ mkdocs.yml names `format_diff`, for a ```diff fence.
 import functools
 import json
 from html import escape
+from itertools import groupby
 
-from pygments import highlight
-from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
+from pygments.token import Comment, Keyword, Literal, Operator, String
 
 from tools.pages.fences import changed_units, language_of, marked_units, step_to
 from tools.units.stored import DOCSTRING, NOTHING, load, owners
 from tools.watch.recordings import RECORDINGS
 
-FORMATTER = HtmlFormatter(nowrap=True)
-TAGS = {"+": "ins", "-": "del", " ": "span"}
+TAGS = {"+": "ins", "-": "del", " ": "span class=line"}
+# What docs/assets/series.css colors: pages have thousands of these, so their tags are short.
+COLORED = {Comment: "i", String.Doc: "i", Keyword: "b", Operator.Word: "b", Literal: "u"}
 
 
 def highlight_lines(lines, language):
@@ -33,8 +34,17 @@ def highlight_lines(lines, language):
 
 @functools.cache  # most paragraphs are in many files
 def highlight_paragraph(lines, language):
-    lexer = get_lexer_by_name(language, stripnl=False)
-    return highlight("\n".join(lines), lexer, FORMATTER).split("\n")[: len(lines)]
+    def tag_of(token):
+        return next((tag for kind, tag in COLORED.items() if token[0] in kind), None)
+
+    html = ""
+    tokens = get_lexer_by_name(language, stripnl=False).get_tokens("\n".join(lines))
+    for tag, group in groupby(tokens, tag_of):
+        text = escape("".join(part for _, part in group), quote=False)
+        if tag:
+            text = "\n".join(part and f"<{tag}>{part}</{tag}>" for part in text.split("\n"))
+        html += text
+    return html.split("\n")[: len(lines)]
 
 
 def format_lines(lines, language, units=()):
@@ -53,12 +63,11 @@ def format_lines(lines, language, units=()):
         for side in "+-":  # a line of context is in both
             if sign in (side, " "):
                 shown = next(sides[side])
-        indent = len(line) - len(line[1:].lstrip()) - 1
         tag = TAGS[sign]
         unit = next(units, None) if sign in "+-" else None
         data = f' data-unit="{unit}"' if unit else ""
-        rows.append(f'<{tag} class="line" style="--indent: {indent}ch"{data}>{shown}\n</{tag}>')
-    return "".join(rows)
+        rows.append(f"<{tag}{data}>{shown}\n</{tag.partition(' ')[0]}>")
+    return "".join(rows).replace("\n</span><span class=line>", "\n")  # one for lines of context
 
 
 @functools.cache
@@ -98,20 +107,11 @@ def format_diff(source, language, css_class, options, md, **kwargs):
     """Returns the HTML of a fence, as pymdownx.superfences asks a custom fence to do."""
     lines = [line or " " for line in source.split("\n")]  # where an empty line has lost its blank
     file, unit = options["file"], options["unit"]
-    whole = dict(marked_units(file)).get(unit, [])  # none if the step removes it
-    while whole and whole[-1] in "+ ":  # the blank lines before the next unit
-        whole.pop()
     caption = escape(f"{file} · {unit}")
-    if whole:
-        caption = f'<a href="#{file}:{unit}">{caption}</a>'
-    switch = ""
-    if whole not in ([], lines):
-        switch = (
-            "<details><summary><span>in full</span><span>as a diff</span></summary>"
-            f"{format_code(format_lines(whole, options['lang']))}</details>"
-        )
+    if unit in dict(marked_units(file)):  # unless the step removes it
+        caption = f'<a href="#{file}:{unit}" title="in full">{caption}</a>'
     shown = format_code(format_lines(lines, options["lang"], units_of_lines(file)[unit]))
-    return f'<div class="diff highlight"><p class="caption">{caption}</p>{shown}{switch}</div>'
+    return f'<div class="diff highlight"><p class="caption">{caption}</p>{shown}</div>'
 
 
 def format_code(html):

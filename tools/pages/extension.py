@@ -17,7 +17,7 @@ from tools.pages.check_docs import reading_time
 from tools.pages.diffs import format_file, format_units, link_to_diff
 from tools.pages.widgets import CHOICES, format_recording
 
-INLINE_CODE = re.compile(r"(?<=<code>)[^<\n]+(?=</code>)")
+INLINE_CODE = re.compile(r"(?<=<code>)(?<!</span><code>)[^<]+(?=</code>)")  # not in a block
 COG_FENCE = r'<!-- \[\[\[cog fence\("(.+)", "(.+)"\) \]\]\] -->\n```'
 RECORDING = r"<!-- watch (.*?\.py), (.*) -->"
 PLAYER = '<script src="{0}assets/unpack.js"></script><script src="{0}assets/watch.js"></script>'

@@ -1,5 +1,7 @@
 """What the scripts of docs/assets need in a page: forms, and the data that they show."""
 
+import base64
+import gzip
 import json
 import math
 from html import escape
@@ -21,19 +23,23 @@ FOLDERS = {
 }
 
 
-def format_data(texts, scripts, **more):
-    """Returns what scripts of docs/assets need: each line of some texts, once, and `more`."""
+def pack(data):
+    """Returns the element that holds data for unpack() of docs/assets/unpack.js."""
+    packed = base64.b64encode(gzip.compress(json.dumps(data).encode(), mtime=0)).decode()
+    return f'<script type="application/gzip">{packed}</script>'
+
+
+def format_data(texts, script, **more):
+    """Returns what a script of docs/assets needs: each line of some texts, once, and `more`."""
     lines, files = {}, {}  # the number and the HTML of each line; the numbers of each text's lines
     for name, text in texts.items():
         if not lines.keys() >= {*text}:
             for line, html in zip(text, highlight_lines(text, language_of(name)), strict=False):
                 lines.setdefault(line, (len(lines), html))
         files[name] = [lines[line][0] for line in text]
-    data = json.dumps({"lines": [html for _, html in lines.values()], "files": files} | more)
-    data = data.replace("</", r"<\/")  # which would end the script
-    return f'<script id="files" type="application/json">{data}</script>' + "".join(
-        f'<script src="assets/{script}"></script>' for script in scripts
-    )
+    data = pack({"lines": [html for _, html in lines.values()], "files": files} | more)
+    scripts = ("unpack.js", script)
+    return data + "".join(f'<script src="assets/{name}"></script>' for name in scripts)
 
 
 def format_options(files):
@@ -65,7 +71,7 @@ def format_composition():
         '<fieldset aria-label="the second file"></fieldset>'
         '<div class="diff highlight"><p class="caption"></p>'
         f'<div class="buttons"><button>Copy</button> <button>Save</button></div>{format_code("")}'
-        f"</div></div>{format_data(texts, ['compose.js'], sources=sources, reasons=reasons)}"
+        f"</div></div>{format_data(texts, 'compose.js', sources=sources, reasons=reasons)}"
     )
 
 
@@ -77,11 +83,8 @@ def format_recordings(files=(), more=""):
     for file, recording in recordings.items():
         code = highlight_lines(recorded_source(file).splitlines(), "python")
         recording["code"] = [lines.setdefault(html, len(lines)) for html in code]
-    data = json.dumps({"lines": list(lines), "files": recordings}).replace("</", r"<\/")
-    return (
-        f'<div class="watch" data-search-exclude hidden{more}>'
-        f'<script type="application/json">{data}</script></div>'
-    )
+    data = pack({"lines": list(lines), "files": recordings})
+    return f'<div class="watch" data-search-exclude hidden{more}>{data}</div>'
 
 
 def format_recording(found):
@@ -103,7 +106,7 @@ def format_choice():
         f"<label>From <select>{options}</select></label>"
         f"<label>to <select>{options}</select></label>"
         f'<div class="diff highlight"><p class="caption"></p>{format_code("")}</div></div>'
-        + format_data(texts, ["diff.js"])
+        + format_data(texts, "diff.js")
     )
 
 

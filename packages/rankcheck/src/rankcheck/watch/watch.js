@@ -1,8 +1,10 @@
 // Plays what all ranks of a training did, line by line: what tools/watch has recorded.
-for (const player of document.querySelectorAll(".watch")) {
+document.querySelectorAll(".watch").forEach(async (player) => {
   // The HTML of all lines; of each script, its lines' numbers, how its run ended, and of each attempt
   // the events of each rank: line, collective, changed values, and the ranks of the collective.
-  const { lines, files: recordings } = JSON.parse(player.querySelector("script").textContent);
+  const data = player.querySelector("script");
+  const isPacked = data.type === "application/gzip"; // as in the pages of docs/
+  const { lines, files: recordings } = isPacked ? await unpack(data) : JSON.parse(data.textContent);
   const folded = player.closest("details.watching");
   const element = (tag, properties, ...children) => {
     const made = Object.assign(document.createElement(tag), properties);
@@ -232,11 +234,11 @@ for (const player of document.querySelectorAll(".watch")) {
       const text = (tick) => explain(tick) + tick.events.map((event) => rows[event?.[0] - 1]?.textContent);
       show(ticks.findIndex((tick) => text(tick).includes(player.dataset.at)));
     });
-    continue;
+    return;
   }
   const asked = new URLSearchParams(location.search);
   const several = Object.keys(recordings).find((name) => recordings[name].attempts[0].length > 1);
   if (asked.get("watch") in recordings) choice.value = asked.get("watch");
   else if (several) choice.value = several; // the first with ranks to compare
   open(asked.get("step") ?? last());
-}
+});
