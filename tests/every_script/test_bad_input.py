@@ -19,7 +19,6 @@ from helpers import (
     documented_error,
     module,
     patch,
-    read_script,
 )
 from rankcheck.launch.jobs import pretend_gpus
 
@@ -219,14 +218,27 @@ script.ToyDataset = lambda _: torch.utils.data.TensorDataset(torch.zeros(1, 10),
 """
 
 
+# Another run has renamed the temporary file.
+OTHER_RUN = """
+if sys.argv[1] == "3":
+    before(os, "replace")(lambda source, target: os.remove(source))
+"""
+
+
 @pytest.mark.parametrize(
-    ("setup", "cause"), [("", "File too large"), (LARGE_MODEL, "unexpected pos")]
+    ("setup", "is_full", "cause"),
+    [
+        ("", True, "File too large"),
+        (LARGE_MODEL, True, "unexpected pos"),
+        (OTHER_RUN, False, "FileNotFoundError(2, 'No such file or directory')"),
+    ],
 )
-def test_full_disk(shell, setup, cause):
+def test_cannot_save(shell, setup, is_full, cause):
     """The snapshot from before stays. Of a large one, torch fails to end the file it has begun."""
     script = patch(shell.folder, "singlegpu.py", setup)
     shell.ranks(f"{script} 1").succeeds()
-    job = shell.ranks_on([shell.folder], f"{script} 3 1", full_disk_folders=[shell.folder])
+    full = [shell.folder] if is_full else []
+    job = shell.ranks_on([shell.folder], f"{script} 3 1", full_disk_folders=full)
     error = documented_error(": full disk, another run, or not plain numbers?")
     job.fails(f"cannot save snapshot.pt{error}", cause)
     assert "Traceback" not in job.output
@@ -263,22 +275,6 @@ def test_folder_of_somebody_else(shell):
     job = shell.ranks_on([folder], f"{script} 1")
     job.fails("error: cannot write snapshot.pt: create its folder, or set another path")
     folder.chmod(0o700)
-
-
-def test_two_runs_with_one_snapshot(shell):
-    """One has renamed the other's temporary file: the other says so, and does not blame the disk.
-
-    One writes after the other, and both have written before one renames, so that they do meet.
-    """
-    script = patch(shell.folder, "singlegpu.py", read_script("meet_while_saving.py"))
-    jobs = [shell.ranks(f"{script} 1") for _ in range(2)]
-    failed = [job for job in jobs if job.wait() != 0]
-    assert len(failed) == 1
-    failed[0].fails(
-        "cannot save snapshot.pt: full disk, another run, or not plain numbers?",
-        "FileNotFoundError(2, 'No such file or directory')",
-    )
-    assert load(shell.folder / "snapshot.pt")["epochs_run"] == 1
 
 
 def test_node_that_missed_the_snapshot(shell):
