@@ -204,11 +204,10 @@ def test_check_cluster_on_pretended_gpus(shell):
 
 
 FIRST_FILES = ["stages/test_training", "stages/test_preemptible", "every_script/test_one_rank"]
-MORE_FILES = [*FIRST_FILES, "recipes/test_recipes"]
+MORE_FILES = [*FIRST_FILES, "recipes/test_recipes", "by_hand/test_by_hand", "pages/test_hangs"]
 MORE_FILES += ["every_script/test_bad_input", "every_script/test_own_changes"]
-MORE_FILES += ["by_hand/test_by_hand", "pages/test_hangs"]
-GPT_FILES = "dcp fsdp gpt keep_snapshots local_sgd metrics pretrain shards skip_steps slow_network"
-MORE_FILES += [f"gpt/test_{name}" for name in GPT_FILES.split()]
+GPT_FILES = ["gpt", "local_sgd", "pretrain", "shards", "snapshots", "steps"]
+MORE_FILES += [f"gpt/test_{name}" for name in GPT_FILES]
 
 
 @pytest.mark.long

@@ -27,19 +27,17 @@ from tools.launch.snapshots import load_gpt, max_abs_diff, write_text
 export = Lazy("gpt.export")  # it imports transformers, which takes seconds
 END = 0  # the token that ends a document
 LLAMA = {"n_hidden": 128, "rope_theta": 1e4, "norm_eps": 1e-6, "tie_word_embeddings": False}
-LLAMA_3_2_1B = {  # its config.json on the hub, but for rope_scaling, which came after 8,192 tokens
-    "hidden_size": 2048,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 16,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 64,
+EIGHTH = {  # of the sizes in the config.json of Llama 3.2 1B on the hub, without rope_scaling
+    "hidden_size": 256,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 64,  # as there
     "rms_norm_eps": 1e-05,
     "rope_theta": 500000.0,
     "tie_word_embeddings": True,
 }
-EIGHTH = {name: size // 8 if type(size) is int else size for name, size in LLAMA_3_2_1B.items()}
-EIGHTH["head_dim"] = 64
 OPTIONS_OF_EIGHTH = """--n_embd 256 --n_hidden 1024 --n_head 4 --n_kv_head 1 --norm_eps 1e-5
     --rope_theta 500000 --tie_word_embeddings"""
 
