@@ -29,7 +29,7 @@ from helpers import (
 )
 from rankcheck.launch.jobs import free_port
 
-from tools.launch.snapshots import load, logged_positions, max_abs_diff, write_text
+from tools.launch.snapshots import equal_snapshots, load, logged_positions, max_abs_diff, write_text
 from tools.steps import ROOT
 
 GPT = f"{TINY} --text text --batch_size 4"
@@ -254,7 +254,7 @@ DICE = "(lambda outputs, targets: dice_loss(outputs.sigmoid(), targets.sigmoid()
 @pytest.mark.parametrize("name", ["masked_loss", *long("summed_loss", "contrastive_loss", DICE)])
 def test_losses_that_are_no_plain_mean(shell, name):
     """With the page's lines, two ranks train as one with all the samples."""
-    functions = snippet("your_project.md", "def masked_loss", "python")
+    functions = snippet("losses.md", "def masked_loss", "python")
     setup = LOSSES.format(functions=functions, name=name)
     start(shell, "multinode.py", "2", setup).succeeds()
     start(shell, "multinode.py", "2 --batch_size 64 --snapshot_path one.pt", setup, 1).succeeds()
@@ -265,12 +265,12 @@ def test_losses_that_are_no_plain_mean(shell, name):
 @pytest.mark.long
 def test_masked_loss_where_a_rank_has_no_share(shell):
     """With the page's lines in elastic_ddp.py, on three ranks, which share a last batch of two."""
-    masked_loss = snippet("your_project.md", "def masked_loss", "python")
+    masked_loss = snippet("losses.md", "def masked_loss", "python")
     setup = LOSSES.format(functions=masked_loss, name="masked_loss")
     setup = f"torch.set_default_dtype(torch.float64)\n{resize(1026)}{setup}"
     start(shell, "multinode.py", "2 --batch_size 64 --snapshot_path one.pt", setup, 1).succeeds()
     source = (ROOT / "elastic_ddp.py").read_text()
-    lines = textwrap.indent(snippet("your_project.md", "[:size]", "python"), 8 * " ")
+    lines = textwrap.indent(snippet("losses.md", "[:size]", "python"), 8 * " ")
     source, count = re.subn(r" +loss = .*\n +\(loss \* .*\n", lines, source)
     assert count == 1
     edited = shell.folder / "edited" / "elastic_ddp.py"
@@ -279,6 +279,44 @@ def test_masked_loss_where_a_rank_has_no_share(shell):
     start(shell, edited, "2", setup, 3).succeeds()
     weights = [load(shell.folder / file)["model"].values() for file in ("snapshot.pt", "one.pt")]
     assert max_abs_diff(*weights) < 1e-12
+
+
+@pytest.mark.long
+def test_contrastive_model(shell):
+    """With the page's lines, two ranks train as one with all the samples; the scale, too."""
+    imports = "import torch\nimport torch.distributed as dist\nimport torch.nn.functional as F\n"
+    parts = [snippet("losses.md", start, "python") for start in ("def gather", "def clip_loss")]
+    (shell.folder / "losses.py").write_text(f"{imports}from torch import nn\n" + "".join(parts))
+    setup = read_script("contrastive.py")
+    start(shell, "multinode.py", "2", setup).succeeds()
+    start(shell, "multinode.py", "2 --batch_size 64 --snapshot_path one.pt", setup, 1).succeeds()
+    several, one = (load(shell.folder / name)["model"] for name in ("snapshot.pt", "one.pt"))
+    assert max_abs_diff(several.values(), one.values()) < 1e-12
+    assert abs(one["log_scale"].item() - 2) > 1e-3
+
+
+def train_agent(shell, path, ranks, killed_at=-1, dtype="float32"):
+    return shell.ranks(f"{shell.folder}/ppo.py {path} {killed_at} {dtype}", ranks)
+
+
+@pytest.mark.long
+def test_rollouts(shell):
+    """With the page's functions, PPO learns, alike on one and two ranks, and after a kill."""
+    functions = snippet("losses.md", "def normalize", "python")
+    (shell.folder / "rollouts.py").write_text(functions)
+    (shell.folder / "ppo.py").write_text(read_script("ppo.py"))
+    output = train_agent(shell, "one.pt", 1, dtype="float64").succeeds()
+    train_agent(shell, "two.pt", 2, dtype="float64").succeeds()
+    one, two = (load(shell.folder / name)["model"].values() for name in ("one.pt", "two.pt"))
+    assert max_abs_diff(one, two) < 1e-12
+    rewards = [float(reward) for reward in re.findall(r"reward (\S+),", output)]
+    assert rewards[-1] > rewards[0] / 2
+    assert {"early True", "early False"} <= {*re.findall(r"early \w+", output)}
+    train_agent(shell, "straight.pt", 2).succeeds()
+    train_agent(shell, "killed.pt", 2, killed_at=7).fails()
+    train_agent(shell, "killed.pt", 2).succeeds()
+    killed, straight = (load(shell.folder / f"{name}.pt") for name in ("killed", "straight"))
+    assert equal_snapshots(killed, straight)
 
 
 FAILING = """
