@@ -96,10 +96,11 @@ class Trainer:
         ends = [(len(file), file[:1024].tolist(), file[-1024:].tolist()) for file in data]
         self.data_key += f" of files {zlib.crc32(str(ends).encode()):08x}"
         paths = [args.model / "config.json", *sorted(args.model.glob("*.safetensors"))]
+        paths += sorted([*args.model.glob("*token*"), *args.model.glob("*.jinja")])
         files = [(str(path), path.stat().st_size) for path in paths]
         data = [torch.from_file(name, size=size, dtype=torch.uint8) for name, size in files]
         ends = [(file[:65536].tolist(), file[-1024:].tolist()) for file in data]
-        self.model_key = f"config and weights {zlib.crc32(str(ends).encode()):08x}"
+        self.model_key = f"config, weights and tokenizer {zlib.crc32(str(ends).encode()):08x}"
         self.epochs_run = 0
         self.samples_run = 0
         self.loss = 0.0

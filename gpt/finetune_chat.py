@@ -58,18 +58,32 @@ class ChatDataset(Dataset):
     def _tokenize(self, chat, tokenizer):
         """Returns a chat's tokens, and how many of them come before its answer."""
         *messages, answer = chat["messages"]
-        texts = [str.strip(message.get("content") or "") for message in chat["messages"]]
-        raw = tokenizer(texts, split_special_tokens=True, verbose=False)  # <|...|> is plain text
-        if answer["role"] != "assistant" or not texts[-1] or raw != tokenizer(texts, verbose=False):
-            raise ValueError("it must end with the assistant's text; none may have special tokens")
+        content = str.strip(answer.get("content") or "")
+        if answer["role"] != "assistant" or not content or answer.get("weight") == 0:
+            raise ValueError("it must end with a text of the assistant whose weight is not 0")
+        line = json.dumps(chat, ensure_ascii=False)
+        raw = tokenizer(line, split_special_tokens=True, verbose=False)  # <|...|> is plain text
+        if raw != tokenizer(line, verbose=False):
+            raise ValueError("no text may have special tokens")
         options = {"tools": chat.get("tools"), "tokenize": False}
         text = tokenizer.apply_chat_template([*messages, answer], **options)
         prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, **options)
+        if lost := [said for said in self._said(chat) if said not in text]:
+            raise ValueError(f"the template leaves out or changes {lost[0]!r}")
         encoded = tokenizer([text, prompt], add_special_tokens=False, verbose=False)
         tokens, prompt_tokens = encoded.input_ids
         if tokens[: len(prompt_tokens)] != prompt_tokens:  # such as if it opens <think>
             raise ValueError(f"the template's prompt {prompt[-40:]!r} does not begin {text!r}")
         return torch.tensor(tokens), len(prompt_tokens)
+
+    def _said(self, chat):
+        """Returns what a template must write unchanged; what a tool returns, it may encode."""
+        texts = [str.strip(m.get("content") or "") for m in chat["messages"] if m["role"] != "tool"]
+        calls = [call for message in chat["messages"] for call in message.get("tool_calls") or []]
+        functions = [part.get("function", part) for part in calls + (chat.get("tools") or [])]
+        names = [function["name"] for function in functions]
+        arguments = [f["arguments"] for f in functions if isinstance(f.get("arguments"), str)]
+        return texts + names + arguments
 
     def __len__(self):
         return len(self.chats)
@@ -122,10 +136,11 @@ class Trainer:
         ends = [(len(file), file[:1024].tolist(), file[-1024:].tolist()) for file in data]
         self.data_key += f" of files {zlib.crc32(str(ends).encode()):08x}"
         paths = [args.model / "config.json", *sorted(args.model.glob("*.safetensors"))]
+        paths += sorted([*args.model.glob("*token*"), *args.model.glob("*.jinja")])
         files = [(str(path), path.stat().st_size) for path in paths]
         data = [torch.from_file(name, size=size, dtype=torch.uint8) for name, size in files]
         ends = [(file[:65536].tolist(), file[-1024:].tolist()) for file in data]
-        self.model_key = f"config and weights {zlib.crc32(str(ends).encode()):08x}"
+        self.model_key = f"config, weights and tokenizer {zlib.crc32(str(ends).encode()):08x}"
         self.epochs_run = 0
         self.samples_run = 0
         self.loss = 0.0
@@ -533,6 +548,26 @@ def export(model, tokenizer, args):
         print(f"exported to {args.export_path}")
 
 
+def find_end(tokenizer):
+    """Returns the token with which the chat template ends an answer."""
+    chat = [{"role": "user", "content": "Oslo?"}, {"role": "assistant", "content": "Norway."}]
+    ending = tokenizer.apply_chat_template(chat, tokenize=False).rpartition("Norway.")[2]
+    for token in tokenizer(ending, add_special_tokens=False).input_ids:
+        if token in tokenizer.added_tokens_decoder:
+            return token
+    sys.exit(f"the chat template ends an answer with {ending!r}: add a special token to it")
+
+
+def add_end(folder, end_id):
+    """Adds a token to those at which the exported model stops."""
+    path = Path(folder, "generation_config.json")
+    config = json.loads(path.read_text())
+    known = config.get("eos_token_id")  # one, several or none
+    known = known if isinstance(known, list) else [known]
+    config["eos_token_id"] = sorted({*known, end_id} - {None})
+    path.write_text(json.dumps(config, indent=2))
+
+
 @record  # torchrun then shows the traceback of the rank that failed first
 def main(args):
     local_rank = int(os.environ["LOCAL_RANK"])
@@ -554,6 +589,7 @@ def main(args):
         with torch.device("meta"):  # shapes, but no memory
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         rotary_class = type(model.model.rotary_emb)
+        end_id = find_end(tokenizer)
     except Exception as error:
         sys.exit(f"cannot use {args.model}: broken, or not the layout of Llama\n{error!r:.300}")
     if len(tokenizer) > config.vocab_size:
@@ -631,6 +667,8 @@ def main(args):
     val_loader = DataLoader(val_set, val_batch_size, sampler=val_sampler)
     Trainer(model, train_loader, val_loader, loss_fn, optimizer, device, args).train()
     export(model, tokenizer, args)
+    if dist.get_rank() == 0:
+        add_end(args.export_path, end_id)
     if device.type == "cpu":
         time.sleep(0.1)  # else gloo may abort at exit (pytorch#190489)
     dist.destroy_process_group()

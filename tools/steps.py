@@ -71,9 +71,9 @@ GPT = [
     Step("gpt/tokens.py", "gpt/llama.py", 111),
     Step("gpt/llama.py", "gpt/documents.py", 55),
     Step("gpt/llama.py", "gpt/chunked_loss.py", 27),
-    Step("gpt/accumulate.py", "gpt/finetune.py", 237),  # 104 of them are the GPT, which goes
+    Step("gpt/accumulate.py", "gpt/finetune.py", 238),  # 104 of them are the GPT, which goes
     Step("gpt/finetune.py", "gpt/frozen_layers.py", 22),
-    Step("gpt/frozen_layers.py", "gpt/finetune_chat.py", 76),
+    Step("gpt/frozen_layers.py", "gpt/finetune_chat.py", 108),
     Step("gpt/fsdp.py", "gpt/hsdp.py", 17),
     Step("gpt/fsdp.py", "gpt/tensor_parallel.py", 45),
     Step("gpt/llama.py", "gpt/llama_tensor_parallel.py", 66),

@@ -100,6 +100,8 @@ def test_finetuned(shell, kind, changes):
     assert max_abs_diff([logits], [torch.load(shell.folder / "several_exported.pt")]) < 1e-5
 
 
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
+TEMPLATE = "{{ tools[0].function.name }}" + CHAT_TEMPLATE
 HELLO = {"role": "user", "content": "Hi"}
 ANSWER = {"role": "assistant", "content": "a\u2028b\x85c"}  # which str.splitlines() would cut
 
@@ -109,52 +111,71 @@ def read_chats(folder, template, *messages, context=60):
     make_model(folder / "model", "Llama")
     tokenizer = finetune.AutoTokenizer.from_pretrained(folder / "model", chat_template=template)
     tokenizer.add_special_tokens({"eos_token": "<end>"})
-    chat = json.dumps({"messages": messages, "tools": [{}]}, ensure_ascii=False)
+    chat = json.dumps({"messages": messages, "tools": TOOLS}, ensure_ascii=False)
     chat = chat.replace("\ud83d", r"\ud83d")  # half of a pair, which UTF-8 does not have
     (folder / "chats").write_text(f"{chat}\n\n{chat}\n \n", encoding="utf-8-sig")
     return tokenizer, finetune_chat.ChatDataset(folder / "chats", context, tokenizer)
 
 
 @pytest.mark.parametrize(
-    ("context", "trained"), [(60, "a\u2028b\x85c;"), (25, "a\u2028b")], ids=["whole", "cut"]
+    ("context", "trained"), [(60, "a\u2028b\x85c;"), (31, "a\u2028b")], ids=["whole", "cut"]
 )
 def test_chats(tmp_path, context, trained):
     """Of what the template makes of a chat, the answer is trained, as far as there is room."""
-    template = "{{ tools | length }}" + CHAT_TEMPLATE
-    tokenizer, chats = read_chats(tmp_path, template, HELLO, ANSWER, context=context)
+    tokenizer, chats = read_chats(tmp_path, TEMPLATE, HELLO, ANSWER, context=context)
     assert len(chats) == 2
     for inputs, targets in chats:
         assert len(inputs) == len(targets) == context
-        assert tokenizer.decode(inputs).startswith("1<user>Hi;<assistant>a\u2028")
+        assert tokenizer.decode(inputs).startswith("weather<user>Hi;<assistant>a\u2028")
         answer = targets != finetune_chat.IGNORED
         assert tokenizer.decode(targets[answer]) == trained
         assert torch.equal(targets[:-1][answer[:-1]], inputs[1:][answer[:-1]])
 
 
-THINKING = CHAT_TEMPLATE.replace("<assistant>{% endif", "<assistant><think>{% endif")
-ENDS_IN_SPACE = CHAT_TEMPLATE.replace("<{{ m.role }}>", "<{{ m.role }}> ").replace(
+THINKING = TEMPLATE.replace("<assistant>{% endif", "<assistant><think>{% endif")
+ENDS_IN_SPACE = TEMPLATE.replace("<{{ m.role }}>", "<{{ m.role }}> ").replace(
     "<assistant>{% endif", "<assistant> {% endif"
 )
-NO_ANSWER = "must end with the assistant's text; none may have special tokens"
+CALLS = TEMPLATE.replace(
+    "{{ m.content }}",
+    "{% for call in m.tool_calls %}{{ call.function | tojson }}{% endfor %}"
+    "{{ m.content | tojson if m.role == 'tool' else m.content }}",
+)
+NO_SYSTEM = TEMPLATE.replace("in messages %}", "in messages if m.role != 'system' %}")
+NO_THOUGHTS = TEMPLATE.replace("m.content", "m.content.split('</think>')[-1]")
+NO_ANSWER = "must end with a text of the assistant whose weight is not 0"
+SPECIAL = "no text may have special tokens"
 NO_PROMPT = r"the template's prompt '.*' does not begin '.*a"
+LEFT_OUT = "the template leaves out or changes "
 
 
 def say(content, **more):
     return {"role": "assistant", "content": content, **more}
 
 
+def call(arguments):
+    return say("", tool_calls=[{"function": {"name": "forecast", "arguments": arguments}}])
+
+
 REFUSED_CHATS = {
-    "answer first": (CHAT_TEMPLATE, [ANSWER, HELLO], NO_ANSWER),
-    "tool call": (CHAT_TEMPLATE, [HELLO, say(None, tool_calls=[{}])], NO_ANSWER),
-    "no content": (CHAT_TEMPLATE, [HELLO, {"role": "assistant"}], NO_ANSWER),
-    "own end": (CHAT_TEMPLATE, [HELLO | {"content": "an <end> of mine"}, ANSWER], NO_ANSWER),
-    "parts": (CHAT_TEMPLATE, [HELLO, say([{"type": "text", "text": "a"}])], "a 'list' object"),
-    "list": (CHAT_TEMPLATE, [HELLO, say(["a", "b"])], "a 'list' object"),
-    "half a character": (CHAT_TEMPLATE, [HELLO, say("\ud83d")], "TypeError"),
-    "nested": (CHAT_TEMPLATE, [[HELLO, ANSWER]], "AttributeError"),
-    "empty": (CHAT_TEMPLATE, [], "not enough values"),
+    "answer first": (TEMPLATE, [ANSWER, HELLO], NO_ANSWER),
+    "tool call": (TEMPLATE, [HELLO, say(None, tool_calls=[{}])], NO_ANSWER),
+    "no content": (TEMPLATE, [HELLO, {"role": "assistant"}], NO_ANSWER),
+    "weight 0": (TEMPLATE, [HELLO, ANSWER | {"weight": 0}], NO_ANSWER),
+    "own end": (TEMPLATE, [HELLO | {"content": "an <end> of mine"}, ANSWER], SPECIAL),
+    "end in a call": (CALLS, [HELLO, call({"city": "<end>"}), ANSWER], SPECIAL),
+    "parts": (TEMPLATE, [HELLO, say([{"type": "text", "text": "a"}])], "a 'list' object"),
+    "list": (TEMPLATE, [HELLO, say(["a", "b"])], "a 'list' object"),
+    "half a character": (TEMPLATE, [HELLO, say("\ud83d")], "TypeError"),
+    "nested": (TEMPLATE, [[HELLO, ANSWER]], "AttributeError"),
+    "empty": (TEMPLATE, [], "not enough values"),
     "template thinks": (THINKING, [HELLO, ANSWER], NO_PROMPT),
     "prompt ends in space": (ENDS_IN_SPACE, [HELLO, ANSWER], NO_PROMPT),
+    "no tools": (CHAT_TEMPLATE, [HELLO, ANSWER], f"{LEFT_OUT}'weather'"),
+    "no call": (TEMPLATE, [HELLO, call({}), ANSWER], f"{LEFT_OUT}'forecast'"),
+    "encoded twice": (CALLS, [HELLO, call('{"city": ""}'), ANSWER], LEFT_OUT),
+    "no system": (NO_SYSTEM, [HELLO | {"role": "system"}, ANSWER], f"{LEFT_OUT}'Hi'"),
+    "no thoughts": (NO_THOUGHTS, [HELLO, say("<think>a</think>b")], f"{LEFT_OUT}'<think>a"),
 }
 
 
@@ -164,6 +185,40 @@ REFUSED_CHATS = {
 def test_refused_chats(tmp_path, template, messages, message):
     with pytest.raises(SystemExit, match=rf"chats, line 1: not a chat of texts: .*{message}"):
         read_chats(tmp_path, template, *messages)
+
+
+def test_chat_with_a_call(tmp_path):
+    """Arguments are an object; what the tool returns may be encoded."""
+    returned = {"role": "tool", "content": '{"degrees": 20}'}
+    messages = [HELLO, call({"city": "Oslo"}), returned, ANSWER]
+    tokenizer, chats = read_chats(tmp_path, CALLS, *messages, context=200)
+    text = tokenizer.decode(chats[0][0])
+    assert '<assistant>{"name": "forecast", "arguments": {"city": "Oslo"}};<tool>"{' in text
+
+
+@pytest.mark.long
+def test_end_of_an_answer(tmp_path, monkeypatch, capfd):
+    """The exported model stops where the template does, and where it did; one must be special."""
+    from transformers import GenerationConfig
+
+    make_model(tmp_path / "model", "Llama", torch.float32)
+    GenerationConfig(eos_token_id=0).save_pretrained(tmp_path / "model")
+    chat = {"messages": [HELLO | {"content": "Oslo?"}, say("Norway.")]}
+    (tmp_path / "chats").write_text(f"{json.dumps(chat)}\n" * 320)
+    options = "--text chats --context 32 --val_tokens 32 --batch_size 8 --learning_rate 2e-2"
+    run_here(tmp_path, monkeypatch, options, finetune_chat)
+    model = finetune.AutoModelForCausalLM.from_pretrained(tmp_path / "finetuned")
+    tokenizer = finetune.AutoTokenizer.from_pretrained(tmp_path / "finetuned")
+    end_id = tokenizer.convert_tokens_to_ids(";")
+    assert model.generation_config.eos_token_id == [0, end_id]
+    prompt = tokenizer("<user>Oslo?;<assistant>", return_tensors="pt")
+    (tokens,) = model.generate(**prompt, max_new_tokens=20, do_sample=False)
+    assert tokenizer.decode(tokens) == "<user>Oslo?;<assistant>Norway.;"
+    template = tmp_path / "model" / "chat_template.jinja"
+    template.write_text(CHAT_TEMPLATE.replace(";", "\n"))
+    shutil.rmtree(tmp_path / "finetuned")
+    error = "the chat template ends an answer with '\\n': add a special token to it"
+    assert refused(tmp_path, monkeypatch, capfd, options, finetune_chat) == error
 
 
 # transformers names float32 where it computes in no less.
@@ -267,10 +322,10 @@ def test_starts_without_memory_for_the_whole_model(shell):
     assert job.output.count("started") == 4
 
 
-def refused(tmp_path, monkeypatch, capfd, options=""):
+def refused(tmp_path, monkeypatch, capfd, options="", script=finetune):
     """Returns what the script says when it refuses what it is to train."""
     with pytest.raises(SystemExit) as exit:
-        run_here(tmp_path, monkeypatch, options)
+        run_here(tmp_path, monkeypatch, options, script)
     if dist.is_initialized():
         dist.destroy_process_group()
     assert not (tmp_path / "finetuned").is_dir()
@@ -439,14 +494,16 @@ def test_files_of_two_models(tmp_path, monkeypatch, capfd):
 
 
 def test_snapshot_of_another_base_model(tmp_path, monkeypatch, capfd):
-    """Another config or other weights of the same sizes; older snapshots do not name theirs."""
+    """Another config, tokenizer, template, or weights; older snapshots do not name theirs."""
     make_model(tmp_path / "model", "Llama")
     run_here(tmp_path, monkeypatch, "--export_path e")
-    for name, new in [("config.json", (b"10000.0", b"20000.0")), ("model.safetensors", ())]:
+    changes = {"config.json": (b"10000.0", b"20000.0"), "tokenizer.json": (b"false", b"true")}
+    changes |= {"chat_template.jinja": (b"<", b"["), "model.safetensors": ()}
+    for name, new in changes.items():
         path = tmp_path / "model" / name
         content = path.read_bytes()
         path.write_bytes(content.replace(*new) if new else content[:-1] + b"@")
-        assert "began as config and weights " in refused(tmp_path, monkeypatch, capfd)
+        assert "began as config, weights and tokenizer " in refused(tmp_path, monkeypatch, capfd)
         path.write_bytes(content)
     path = tmp_path / "s" / "epoch_0001_sample_000000000000" / ".metadata"
     metadata = pickle.loads(path.read_bytes())

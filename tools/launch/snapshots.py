@@ -61,7 +61,10 @@ def write_tokens(folder, chunks, context):
 
 
 def make_model(folder, kind, dtype=torch.bfloat16, **changes):
-    """Saves a model with random weights, and a tokenizer of bytes and " a"; returns its size."""
+    """Saves a model with random weights, and a tokenizer of bytes and " a"; returns its size.
+
+    In a chat, each message ends with the special token ";".
+    """
     import transformers  # takes seconds
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -75,6 +78,7 @@ def make_model(folder, kind, dtype=torch.bfloat16, **changes):
     tokenizer = Tokenizer(models.BPE(vocab, [("Ġ", "a")]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([";"])
     transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, chat_template=CHAT_TEMPLATE
     ).save_pretrained(folder)
