@@ -79,10 +79,22 @@ def test_other_seed_or_data_within_an_epoch(shell, script, options, samples):
     assert "1 of 2 epochs done" in start(shell, script, f"2 {options} --seed 1").succeeds()
 
 
-def test_ranks_with_data_of_unequal_length(shell):
-    setup = resize("2048 - 8 * int(os.environ['RANK'])")
+OWN_SEED = """
+Sampler = script.ResumableSampler
+script.ResumableSampler = lambda dataset, seed: Sampler(dataset, seed=seed + script.dist.get_rank())
+"""
+
+
+@pytest.mark.parametrize(
+    "setup, own",
+    [
+        (resize("2048 - 8 * int(os.environ['RANK'])"), "'seed 0, 2040 samples'"),
+        (OWN_SEED, "'seed 1, 2048 samples'"),
+    ],
+)
+def test_ranks_with_other_data_or_seeds(shell, setup, own):
     job = start(shell, "elastic_ddp.py", "2", setup)
-    job.fails("ranks start at [(0, ", "2048 samples'), (0, ", "2040 samples')]")
+    job.fails("ranks start at [(0, ", "'seed 0, 2048 samples'), (0, ", own, "use one seed")
     assert not (shell.folder / "snapshot.pt").exists()
 
 
@@ -464,9 +476,14 @@ def test_older_form_of_torchrun(shell):
     assert_trained(shell.folder / "snapshot.pt", 1, 64)
 
 
-@pytest.mark.parametrize("script", ["multinode.py", "elastic_ddp.py"])
-def test_empty_data(shell, script):
-    job = start(shell, script, "1", resize(0), ranks=1)
+DROP_LAST = "script.DataLoader = functools.partial(script.DataLoader, drop_last=True)"
+
+
+@pytest.mark.parametrize(
+    "script, setup", [("singlegpu.py", resize(20) + DROP_LAST), ("elastic_ddp.py", resize(0))]
+)
+def test_data_without_a_batch(shell, script, setup):
+    job = start(shell, script, "1", setup, ranks=1)
     assert job.wait() != 0
     assert "0 of 1 epochs done, 0 steps per epoch" in job.output
     assert documented_error("division by zero") in job.output

@@ -326,19 +326,15 @@ def test_starts_without_memory_for_the_whole_model(shell):
     assert sharded.output.count("started") == 4
 
 
-def run_lines(shell, lines):
-    """Returns `setup` that replaces a script by these lines of it."""
-    (shell.folder / "changed").write_text("\n".join(lines))
-    return f"exec(open('changed').read(), script.__dict__)\n{SHORT_GPT}"
-
-
 @pytest.mark.long
 def test_micro_batches_in_hybrid_shards(shell):
     """With the line of the page, as many all-reduces of gradients as without micro-batches."""
     lines = [line for line, _ in compose(["gpt/accumulate.py", "gpt/hsdp.py"], "own.py")]
     place = lines.index("            micro_inputs = inputs[start:end]")
     lines[place:place] = fences("gpt/hsdp.md", "python")
-    own = run_lines(shell, lines) + FLOAT64 + read_script("count_node_sums.py")
+    (shell.folder / "own.py").write_text("\n".join(lines))
+    own = f"exec(open('own.py').read(), script.__dict__)\n{SHORT_GPT}{FLOAT64}"
+    own += read_script("count_node_sums.py")
     start(shell, "pretrain.py", "one", setup=FLOAT64).succeeds()
     found = []
     for size in (1, 3):

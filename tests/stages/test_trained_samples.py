@@ -10,7 +10,6 @@ from helpers import (
     LOG_LOSSES,
     LONG,
     assert_equal,
-    edit,
     first,
     logged_losses,
     patch,
@@ -21,7 +20,6 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 import singlegpu
 from tools.launch.snapshots import equal_snapshots, load, logged_positions
-from tools.steps import ROOT
 
 SIZE = 201  # samples: on two ranks, the last batches are of 5 and 4, and one of them is padded
 KEPT = 0.3  # samples whose first number is larger are dropped: 38 % of them
@@ -106,24 +104,6 @@ def test_totals_of_a_resumed_run(shell, script):
     straight, killed = (load(shell.folder / f"{name}.pt") for name in ("straight", "killed"))
     assert straight["samples_run"] > 0 and straight["totals"][1] < straight["samples_run"]
     assert equal_snapshots(straight, killed)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("script", ["singlegpu.py", "preemptible.py"])
-def test_epoch_without_a_batch(shell, script):
-    job = shell.ranks(f"{patch(shell.folder, script, resize(20) + DROP_LAST)} 3 1")
-    assert job.wait() != 0
-    assert "0 steps per epoch" in job.output and "ZeroDivisionError" in job.output
-    assert not list(shell.folder.glob("*.pt"))
-
-
-@pytest.mark.long
-def test_ranks_that_shuffle_differently(shell):
-    script = shell.folder / "own.py"
-    script.write_text((ROOT / "multinode.py").read_text())
-    edit(script, "seed=args.seed)", "seed=args.seed + dist.get_rank())")
-    job = shell.ranks(f"{script} 1", 2)
-    job.fails("'seed 0, 2048 samples'", "'seed 1, 2048 samples'", "use one seed")
 
 
 @pytest.mark.parametrize("steps", first(1, [16, 32], LONG), ids=["within_an_epoch", "at_its_end"])
