@@ -41,7 +41,7 @@ def make_judge(stage, file, task, folder):
 def explanation(check):
     """Returns the title and the text of a check on docs/check.md, without Markdown."""
     text = (ROOT / "docs" / "check.md").read_text()
-    title, body = re.search(rf"^## {check}: (.*)\n\n((?:.+\n)+)", text, re.M).groups()
+    title, body = re.search(rf"^### {check}: (.*)\n\n((?:.+\n)+)", text, re.M).groups()
     body = re.sub(r"\[([^]]+)\]\(#\S*\)", r"\1", body.replace("\n", " "))
     return title, re.sub(r"\[([^]]+)\]\((\S+?\.md)\S*\)", r'"\1" (docs/\2)', body)
 
