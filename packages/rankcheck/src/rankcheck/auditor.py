@@ -114,6 +114,7 @@ class Audit:
             "without": "all ranks, without GPUs",
             "whole": "all ranks, with a seed",
             "calm": "all ranks, without dropout",
+            "short": "all ranks, for a few steps",
             "alone": "one step, in one process",
             "killed": f"killed in step {at + 1}" if signum else again,
             "stopped": f"SIGTERM in step {at + 1}",

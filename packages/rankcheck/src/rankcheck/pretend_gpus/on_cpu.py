@@ -68,6 +68,8 @@ class Translate(TorchFunctionMode):
             func, args = torch.Tensor.to, (args[0], *(args[1:2] or ["cuda"]))
         if func == torch.Tensor.to and len(args) > 1:
             args = (args[0], on_cpu(args[1]), *args[2:])
+        if kwargs.get("pin_memory"):
+            kwargs["pin_memory"] = False
         if "device" in kwargs:
             kwargs["device"] = on_cpu(kwargs["device"])
         return func(*args, **kwargs)

@@ -25,15 +25,20 @@ def samples(facts):
     if takes_parts(facts):
         yield unseen("whether each sample comes to one rank: each takes its part of a batch itself")
         return
+    findings = []
     for shares in facts.epochs:
         if "ended" in shares[0]:
-            yield from shares_of_epoch(shares, facts.draws)
-    yield from copies(first)
+            findings += shares_of_epoch(shares, facts.draws)
+    yield from findings
+    if not any(finding.rule == "RC204" for finding in findings):
+        yield from copies(first)
 
 
 def takes_parts(facts):
     """Whether each rank's model gets only a part of what its loaders yield."""
     for steps, loaders in zip(facts.run.steps, facts.loaders, strict=True):
+        if len(steps) < 3:  # what is loaded ahead is much of it
+            return False
         loaded = sum(len(iterator["hashed"]) for iterator in loaders if "trains" in iterator)
         if not 0 < sum(len(step["samples"]) for step in steps) <= 0.75 * loaded:
             return False

@@ -15,12 +15,22 @@ def gradient(facts):
     if not facts.replicas:
         return
     number = step_to_compare(facts.steps)
+    finding = gradient_of_step(facts, number)
+    even = len({len(step["samples"]) for step in facts.steps[number]}) == 1
+    if finding.rule and number and even and gradient_of_step(facts, 0).level == "ok":
+        text = f"in the first step, it is; in step {number + 1}, the script may keep something else"
+        finding = unseen(f"{WHAT}: {text}")
+    yield finding
+
+
+def gradient_of_step(facts, number):
+    """Compares a step of a run with that of one process, which gets the batches of all ranks."""
     why = why_not(facts, facts.steps[number])
     if not why:
         calm = {"AUDIT_CALM": "1"} if depends_on_batch(facts.steps[number]) else {}
-        if calm:
+        if calm or facts.whole:
             keep = {"AUDIT_KEEP": str(number), "AUDIT_STEPS": str(number + 1)}
-            whole = facts.rerun("calm", AUDIT_SEED="7", **keep, **calm)
+            whole = facts.rerun("calm" if calm else "short", AUDIT_SEED="7", **keep, **calm)
         else:
             whole = facts.whole_run(keep=str(number))
         replay = {"AUDIT_REPLAY": str(whole.folder), "AUDIT_STEPS": "1"} | calm
@@ -33,15 +43,14 @@ def gradient(facts):
                 again = facts.rerun("alone", ranks=1, gpus=gpus, AUDIT_SEED="7", **replay)
                 if not (again.steps and same(again.steps[0][0], alone.steps[0][0])):
                     finding = unseen(f"{WHAT}: repeated in one process, the step has another one")
-            yield finding
-            return
+            return finding
         said = (alone.lines() or [""])[-1]
         why = CANNOT_JOIN if CANNOT_JOIN in said else f"alone, it does not train: {said}"
         if len(ranks) < facts.ranks:
             why = "with a seed, it made fewer steps"
         elif len(alone.steps) > 1:
             why = f"it starts {len(alone.steps)} processes there as well"
-    yield unseen(f"{WHAT}: {why}")
+    return unseen(f"{WHAT}: {why}")
 
 
 def step_to_compare(steps):

@@ -81,6 +81,7 @@ class State:
         self.waits = set()  # the lines that have waited for the GPU
         self.half = False  # whether anything was computed in 16 bits
         self.others = False  # whether it calls a model that no optimizer trains
+        self.untrained = None  # at first, the sum of the weights that no optimizer trains
         self.scaler = None  # which has scaled a loss
 
 
@@ -356,7 +357,8 @@ def note_leaving(group=None):
 def watch_lines():
     """At SIGUSR1, this process writes at which line it is."""
     stack = open(folder() / f"{os.getpid()}.stack", "w")  # noqa: SIM115  faulthandler keeps it
-    print(os.environ.get("RANK", ""), file=stack, flush=True)
+    stack.write(os.environ.get("RANK", "") + "\n")
+    stack.flush()
     faulthandler.register(signal.SIGUSR1, stack, all_threads=False)
 
 

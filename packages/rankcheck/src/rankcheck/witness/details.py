@@ -215,6 +215,8 @@ def describe(optimizer, parameters):
     modules = {module for root in state.roots for module in root.modules()}
     of_models = [p for module in modules for p in module.parameters(recurse=False)]
     called = {*map(id, of_models)}
+    untrained = witness.sum_of([p for p in of_models if id(p) not in state.followed])
+    state.untrained = untrained if state.untrained is None else state.untrained
     own = digest_of(parameters)
     rounded = [[local(p).detach().to(kind) for p in parameters] for kind in HALVES]
     more = describe_gradients(parameters) | describe_shards(parameters, modules)
@@ -231,7 +233,7 @@ def describe(optimizer, parameters):
         "dropout": drops(modules),
         "talks": bool(state.talks),
         "batch_norm": normalizes(modules),
-        "others": state.others,
+        "others": state.others or untrained != state.untrained,
         "eval_place": state.eval_place,
         "scale": state.scaler.get_scale() if state.scaler else None,
         "waits": sorted(state.waits),
