@@ -61,10 +61,7 @@ MORE = {  # for the files of these names
 }
 NIGHTLY = """resumable.py preemptible.py elastic_ddp.py recipes/own_disks.py
     recipes/save_after_failure.py gpt/dcp.py gpt/fsdp.py gpt/async_save.py gpt/finetune_chat.py"""
-NOT_BY_TORCHRUN = {
-    "singlegpu.py": "has no second rank",
-    "multigpu.py": "starts its ranks itself",
-}
+NOT_BY_TORCHRUN = ("singlegpu.py", "multigpu.py")
 SIGTERMS = {"sigterm", "sigterm_twice"}
 STOPPED = ("preemptible.py", "elastic_ddp.py")  # by these
 FOLDER = r"epoch_\d+_sample_\d+"  # a snapshot of gpt/
@@ -358,9 +355,8 @@ def main():
             parser.error(f"{file} is no file")
         if "\nclass Trainer" not in Path(ROOT, file).read_text():
             parser.error(f"{file} has no trainer: it must be a stage, a recipe or another step")
-        for name, reason in NOT_BY_TORCHRUN.items():
-            if Path(name).name == Path(file).name:
-                parser.error(f"{file} {reason}: it takes scripts that torchrun starts")
+        if Path(file).name in NOT_BY_TORCHRUN:
+            parser.error(f"{file} is not started by torchrun: name a script that is")
     if not 0 < args.share <= 1:
         parser.error("--share must be more than 0, and 1 at most")
     sys.exit(sum([check(file, args) for file in args.files]) > 0)
