@@ -101,7 +101,8 @@ class Run:
         self.output = "".join(job.output for job in jobs)
         for job in jobs:
             job.end()
-        files = [path.read_text().splitlines() for path in folder.glob("*.jsonl")]
+        # A kill may interrupt a line.
+        files = [path.read_text().split("\n")[:-1] for path in folder.glob("*.jsonl")]
         self.processes = [list(map(loads, lines)) for lines in files]
         self.events = [event for events in self.processes for event in events]
         trained = [events for events in self.processes if any("samples" in e for e in events)]

@@ -30,7 +30,8 @@ def imported(path, script):
     """Yields the files that a file of a script's imports, if they lie beside it or above."""
     for dots, name in re.findall(r"^\s*(?:from|import) +(\.*)([\w.]*)", path.read_text(), re.M):
         above = path.parents[len(dots) - 1 : len(dots)]
-        for folder in above if dots else script.parents[:2]:
+        named = [Path(folder) for folder in os.environ.get("PYTHONPATH", "").split(":") if folder]
+        for folder in above if dots else [*script.parents[:2], *named]:
             module = folder.joinpath(*name.split("."))
             yield from (module.with_suffix(".py"), module / "__init__.py")
 
@@ -47,7 +48,8 @@ def launcher(text):
     """Returns what starts a script: torchrun, unless it starts its ranks itself or is alone."""
     starts_ranks = r"(?<!psutil\.)\b(spawn|start_processes|Process)\(|\bddp_(spawn|fork|notebook)"
     reads_rank = r"(\[|get\(|getenv\().((LOCAL_)?RANK|WORLD_SIZE).[],)]"
-    joins = rf"{reads_rank}|init_process_group|\b(Accelerator|Fabric)\(|TrainingArguments"
+    joins = rf"{reads_rank}|init_process_group|init_device_mesh|fully_shard\("
+    joins += r"|\b(Accelerator|Fabric)\(|TrainingArguments"
     joins += r"|(?m:^\s*(import|from) +(pytorch_)?lightning\b)"
     if re.search(starts_ranks, text) or not re.search(joins, text):
         return "python"

@@ -226,6 +226,8 @@ def kills_in_a_save(facts, first):
         kind, name = event.split(" ", 1)
         if over & {*Path(name).parts} or (kind in kinds and not facts.args.every_kill):
             continue
+        if Path(name).name in facts.args.resume:  # who starts it again names a whole file
+            continue
         kinds.add(kind)
         folder = f"killed_{len(facts.runs)}"
         killed = facts.rerun(folder, AUDIT_SEED="7", AUDIT_EVENT=f"{noted['at']} {event}")
