@@ -38,13 +38,6 @@ OF_LLAMA = "--tp_size must be 1 or more, and divide --n_kv_head, --n_hidden, --c
     ("script", "arguments", "message"),
     [
         ("singlegpu.py", "0", "error: argument total_epochs: must be 1 or more"),
-        ("singlegpu.py", "--num_workers -1", "error: --num_workers must be 0 or more"),
-        (
-            "singlegpu.py",
-            "--snapshot_path no/such/s.pt",
-            "cannot write no/such/s.pt: create its folder, or set another path",
-        ),
-        ("recipes/stream.py", "--shards missing", "cannot read --shards missing: name a folder"),
         ("gpt/gpt.py", "--text missing.txt", "cannot read --text missing.txt"),
         ("gpt/gpt.py", "--n_head 3", "error: --n_head must divide --n_embd"),
         ("gpt/llama.py", "--n_kv_head 3", N_KV_HEAD),
