@@ -135,12 +135,12 @@ THIN = """() => {
     looks.forEach((look) => seen.add(look));
   }
 }"""
-# Returns how many blocks of code are wider than their box, without the outputs, which may be. On a
-# phone, all may be.
+# Returns how many blocks of code are wider than their box, without commands and outputs, which may
+# be, as all may on a phone.
 MEASURE = """() => {
   for (const hint of document.querySelectorAll("article > details")) hint.open = true;
   const blocks = [...document.querySelectorAll("article :not(details) > pre > code")];
-  const code = blocks.filter((block) => !block.closest(".language-text"));
+  const code = blocks.filter((block) => !block.closest(".language-sh, .language-text"));
   return code.filter((block) => block.scrollWidth > block.clientWidth).length;
 }"""
 
