@@ -32,7 +32,8 @@ def test_steps_are_short(step):
     if step in steps.STEPS + steps.GPT + steps.PORTS:  # cog fills the tables of the others
         table = ROOT / "docs" / Path(step.file).parent / "index.md"
         rows = table.read_text().splitlines()
-        link = rf"\]\(({name}\.md|\w+\.md#{name})\) \|"  # to its page, or its section of another
+        section = rf"\w+\.md#[\w-]+-{name}py"  # of another step's page
+        link = rf"\]\(({name}\.md|{section})\) \|"
         row = next(row for row in rows if row.startswith("|") and re.search(link, row))
         assert row.endswith(f" {printed.strip()} |"), f"write {printed.strip()} into {table}"
 

@@ -24,7 +24,7 @@ NO_WORDS = re.compile(r"\]\(\S+\)|<!--.*-->|</?summary>")
 MIN_WORDS = 5  # of prose for each block under a heading
 WORDS_PER_MINUTE = 200
 MAX_MINUTES = 8  # to read any page but these, in which one looks something up
-REFERENCES = ["docs/errors.md", "docs/launchers.md", "docs/choose.md"]
+REFERENCES = ["docs/errors.md", "docs/launchers.md", "docs/choose.md", "docs/audited.md"]
 MAX_STAGE_MINUTES = 25  # to read those of the stages, with nothing unfolded
 
 
