@@ -65,7 +65,7 @@ def format_lines(lines, language, units=()):
                 shown = next(sides[side])
         tag = TAGS[sign]
         unit = next(units, None) if sign in "+-" else None
-        data = f' data-unit="{unit}"' if unit else ""
+        data = f" data-unit={unit}" if unit else ""
         rows.append(f"<{tag}{data}>{shown}\n</{tag.partition(' ')[0]}>")
     return "".join(rows).replace("\n</span><span class=line>", "\n")  # one for lines of context
 
@@ -109,7 +109,7 @@ def format_diff(source, language, css_class, options, md, **kwargs):
     file, unit = options["file"], options["unit"]
     caption = escape(f"{file} · {unit}")
     if unit in dict(marked_units(file)):  # unless the step removes it
-        caption = f'<a href="#{file}:{unit}" title="in full">{caption}</a>'
+        caption = f'<a href="#{file}:{unit}">{caption}</a>'
     shown = format_code(format_lines(lines, options["lang"], units_of_lines(file)[unit]))
     return f'<div class="diff highlight"><p class="caption">{caption}</p>{shown}</div>'
 
