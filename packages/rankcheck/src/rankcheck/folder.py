@@ -39,6 +39,8 @@ def link(paths, root, home):
     """Links each of `paths` into `home`, under its path relative to `root`."""
     for path in paths:
         place = Path(os.path.normpath(home / os.path.relpath(path, root)))
+        if not place.is_relative_to(home.parent):
+            continue  # it is found by its own path
         place.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):  # a restart in the same folder
             place.symlink_to(path)

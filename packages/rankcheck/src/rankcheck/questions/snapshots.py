@@ -120,14 +120,16 @@ def overwriting(saves, path, own, renamed, weights):
 def contents(facts, saves):
     """Looks whether files load with weights_only, and what is in them."""
     for file in own_files(facts):
+        named = [save for save in saves if Path(save["saved"]).name == file.name]
+        save = [*named, saves[0]][0]  # another name, before it is renamed
         if unsafe := get_unsafe_globals_in_checkpoint(file):
             text = f"loading {file.name} is unsafe: weights_only=True refuses {unsafe[0]}"
-            yield warning("RC405", saves[0], text)
+            yield warning("RC405", save, text)
+        for wrapper in ("module.", "_orig_mod."):
+            if any(name.startswith(wrapper) for name in names_in(file)):
+                text = f"names in the snapshot begin with {wrapper}: save the model inside"
+                yield warning("RC406", save, text)
     names = snapshot_names(facts)
-    for wrapper in ("module.", "_orig_mod."):
-        if any(name.startswith(wrapper) for name in names):
-            text = f"names in the snapshot begin with {wrapper}: save the model inside"
-            yield warning("RC406", saves[0], text)
     scales = any(step["scale"] for step in facts.run.steps[0])
     if scales and names and "growth_factor" not in names:
         yield warning("RC407", saves[0], "the state of the gradient scaler is not saved")
@@ -143,12 +145,12 @@ def own_files(facts):
 
 def snapshot_names(facts):
     """Returns the keys, and other strings, of what the script itself saves."""
-    names = set()
-    for file in own_files(facts):
-        pickled = torch._C.PyTorchFileReader(str(file)).get_record("data.pkl")
-        codes = pickletools.genops(pickled)
-        names |= {value for code, value, _ in codes if "UNICODE" in code.name}
-    return names
+    return set().union(*map(names_in, own_files(facts)))
+
+
+def names_in(file):
+    pickled = torch._C.PyTorchFileReader(str(file)).get_record("data.pkl")
+    return {value for code, value, _ in pickletools.genops(pickled) if "UNICODE" in code.name}
 
 
 def missing_state(facts, save):
@@ -206,6 +208,7 @@ def resume(facts, save, at):
 
 
 AT = {"mkdir": "after it has made", "write": "while it writes", "rename": "before it renames"}
+AT["delete"] = "after it has deleted"
 
 
 def kills_in_a_save(facts, first):
@@ -378,8 +381,9 @@ def compare_steps(whole, steps, is_whole, number, load, started, draws, has_opti
         say = error if has_optimizer else warning
         yield say("RC503", load, f"{started} has no momentum or the like: {text}")
     rest = len(whole) - number
-    same_samples = all(takes_same(a, b) for a, b in pairs)
-    are_equal = all(a["samples"] == b["samples"] for a, b in pairs)
+    skips = steps[0]["scale"] is not None and draws_alike(steps, whole[number:])
+    same_samples = skips or all(takes_same(a, b) for a, b in pairs)
+    are_equal = (skips and not draws) or all(a["samples"] == b["samples"] for a, b in pairs)
     if all(same(a, b) for a, b in pairs) and is_whole and len(steps) != rest:
         yield warning("RC506", load, f"{started} makes {len(steps)} steps, but {rest} were left")
     elif all(same(a, b) for a, b in pairs):
@@ -403,6 +407,13 @@ def compare_steps(whole, steps, is_whole, number, load, started, draws, has_opti
     elif not lacks:
         rule, text = difference(pairs)
         yield warning(rule, load, f"{started} takes the same samples, but {text}")
+
+
+def draws_alike(steps, others):
+    """Whether two runs draw the same samples, whichever steps a gradient scaler skips."""
+    drawn = [[index for step in part for index in step["indices"]] for part in (steps, others)]
+    length = min(map(len, drawn))
+    return length > 0 and None not in drawn[0] and drawn[0][:length] == drawn[1][:length]
 
 
 def is_rounded(step, other):

@@ -3,6 +3,7 @@
 import builtins
 import io
 import os
+import shutil
 
 import torch
 from torch.distributed import checkpoint
@@ -49,7 +50,8 @@ def note_open(file, mode="r", *args, **options):
 def note_event(kind, path):
     """Notes what rank 0 does to files of its folder after its first step.
 
-    `kind` is mkdir, write or rename: a folder is made, a file emptied, or about to be renamed.
+    `kind` is mkdir, write, rename or delete: a folder is made, a file emptied, or about to be
+    renamed, a file or folder deleted.
     """
     path = os.path.abspath(path)
     if get_rank() == 0 and state.steps and path.startswith(os.getcwd() + os.sep):
@@ -59,8 +61,8 @@ def note_event(kind, path):
             function(event)
 
 
-def note_folder(result, path, *args, **options):
-    note_event("mkdir", path)
+def note_after(kind):
+    return lambda result, path, *args, **options: note_event(kind, path)
 
 
 def note_opened(result, file, mode="r", *args, **options):
@@ -76,7 +78,9 @@ def note_save_to_path(obj, f, *args, **options):
 def install():
     observe("saves", os, "fsync", after=note_fsync)
     observe("saves", torch, "save", before=note_save_to_path)
-    observe("saves", os, "mkdir", after=note_folder)
+    observe("saves", os, "mkdir", after=note_after("mkdir"))
+    for module, name in ((os, "remove"), (os, "unlink"), (shutil, "rmtree")):
+        observe("saves", module, name, after=note_after("delete"))
     for module in (builtins, io):  # pathlib opens by the latter
         observe("saves", module, "open", before=note_open, after=note_opened)
     for name in ("rename", "replace"):
