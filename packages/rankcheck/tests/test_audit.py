@@ -160,6 +160,29 @@ def test_script_that_fails(tmp_path, line, message):
     assert message in result.stderr
 
 
+FINAL = """        dist.barrier()
+    if dist.get_rank() == 0:
+        torch.save(model.module.state_dict(), "final.pt")"""
+ERRORS = [
+    ("RC108", [('torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))', "pass")]),  # with NCCL
+    (
+        "RC404",
+        [('"last.tmp"', '"last.pt"'), ("        dist.barrier()", FINAL)],
+    ),  # it comes too late
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("rule, edits", ERRORS)
+def test_no_mere_warning(tmp_path, rule, edits):
+    source = (SCRIPTS / "functions.py").read_text()
+    for old, new in edits:
+        source = source.replace(old, new)
+    (tmp_path / "faulty.py").write_text(source)
+    found = audit(tmp_path, "--no-kill", "--no-replay", tmp_path / "faulty.py")
+    assert [f.level for f in found if f.rule == rule] == ["error"]
+
+
 @pytest.mark.long
 def test_every_kill(tmp_path):
     """A default run kills while the first file is written alone."""

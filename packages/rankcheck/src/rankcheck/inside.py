@@ -100,6 +100,7 @@ def join(backend=None, init_method=None, *args, **options):
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": os.environ["AUDIT_PORT"]}
         if str(init_method).startswith("tcp://"):
             init_method = f"tcp://127.0.0.1:{os.environ['AUDIT_PORT']}"
+    witness.write(backend=backend or "cpu:gloo,cuda:nccl")  # which torch makes of none
     init_process_group("gloo", init_method, *args, **options)
 
 

@@ -54,10 +54,13 @@ def files(facts):
     weights = facts.run.steps[0][0]["held"]
     renamed = {Path(event["to"]) for event in facts.run.events if "renamed" in event}
     for events in by_process:
-        own = {Path(event["saved"]) for event in events} | renamed
-        for path in writers:
+        order = [event["saved"] for event in events]
+        for path in {*writers} & {*order}:
+            last = len(order) - order[::-1].index(path)
+            later = {Path(p).resolve() for p in order[last:] if p not in order[:last]}
             saved = [e for e in events if e["saved"] == path]
-            yield from overwriting(saved, Path(path), own, renamed, weights)
+            own = {*map(Path, order)} | renamed
+            yield from overwriting(saved, Path(path), own, later, renamed, weights)
     yield from contents(facts, saves)
     total = len(facts.run.steps[0])
     loaded = {load.get("loaded") for load in loads_of(facts.run)}
@@ -96,13 +99,16 @@ def is_same_file(saves):
     return any(b["inode"] and a["inode"] in (None, b["inode"]) for a, b in pairwise(saves))
 
 
-def overwriting(saves, path, own, renamed, weights):
-    """Looks whether a file is written over, and which other is left if that is interrupted."""
+def overwriting(saves, path, own, later, renamed, weights):
+    """Looks whether a file is written over, and which other is left if that is interrupted.
+
+    None of those that are saved for the first time later, such as a final model.
+    """
     if not is_same_file(saves) or not path.exists():
         return
     beside = [other for other in path.parent.iterdir() if not other.is_symlink()]
     others = {other.resolve() for other in [*beside, *own]} - {path.resolve()}
-    others = [other for other in others if is_snapshot(other)]
+    others = [other for other in others - later if is_snapshot(other)]
     sizes = {other: size_of(other) for other in others}
     left = [other for other in others if sizes[other] > size_of(path) / 2]
     if any(sizes[other] >= size_of(path) for other in {*left} & {r.resolve() for r in renamed}):
