@@ -141,5 +141,6 @@ def install():
     if "AUDIT_EVENT" in os.environ:
         state.on_file_event.append(kill_in_save)
     init_process_group, dist.init_process_group = dist.init_process_group, join
+    dist.device_mesh.init_process_group = join  # which makes a group, if there is none
     if os.environ["AUDIT_PORT"]:
         os.register_at_fork(after_in_child=seed)

@@ -228,7 +228,8 @@ def kills_in_a_save(facts, first):
         by_path.setdefault(Path(save["saved"]).name, []).append(save)
     over = {name for name, saves in by_path.items() if is_same_file(saves)}
     events = [event for event in whole.events if "file_event" in event]
-    later = [event["at"] for event in events if event["at"] > first["at"]]
+    made = [event for event in events if not event["file_event"].startswith("delete ")]
+    later = [event["at"] for event in made if event["at"] > first["at"]]
     found = {e["file_event"]: e for e in reversed(events) if later and e["at"] == later[0]}
     kinds, survived, told = set(), [], set()
     for event, noted in reversed(found.items()):

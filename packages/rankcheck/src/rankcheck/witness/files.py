@@ -62,7 +62,11 @@ def note_event(kind, path):
 
 
 def note_after(kind):
-    return lambda result, path, *args, **options: note_event(kind, path)
+    def note(result, path, *args, dir_fd=None, **options):
+        if dir_fd is None:  # else rmtree deletes what is in a folder, which is noted as one
+            note_event(kind, path)
+
+    return note
 
 
 def note_opened(result, file, mode="r", *args, **options):
