@@ -33,6 +33,7 @@ script.DataLoader = functools.partial(script.DataLoader, collate_fn=drop)
 DROP_LAST = """
 script.DataLoader = functools.partial(script.DataLoader, drop_last=True)
 """
+RECIPES = ["recipes/gradient_accumulation.py", "recipes/fsdp.py"]
 RESUMED = ["elastic_ddp.py", "preemptible.py", "resumable.py"]
 
 
@@ -61,7 +62,9 @@ def losses_of_plain_loop(epochs, kept=torch.inf, drop_last=False):
     return losses
 
 
-@pytest.mark.parametrize("script", first(1, ["resumable.py", "multigpu_torchrun.py"], LONG))
+@pytest.mark.parametrize(
+    "script", first(1, ["resumable.py", "multigpu_torchrun.py", *RECIPES], LONG)
+)
 @pytest.mark.parametrize(
     "setup, options",
     [(DROPPING, {"kept": KEPT}), (DROP_LAST, {"drop_last": True})],
