@@ -62,7 +62,11 @@ EXCEPTIONS = [
     ),
     Row(".*: make check ", "test_check.py checks files: the reader's is not there"),
     Row(".*: diff ", "diff ends with 1 where it finds something", status=1),
-    Row("multigpu_torchrun.md: .* killed.pt", "a second terminal kills it", until="epoch 100 "),
+    Row(
+        "multigpu_torchrun.md: torchrun .* killed.pt",
+        "a second terminal kills it",
+        until="epoch 100 ",
+    ),
     Row(r"(multinode|elastic_ddp|own_disks).md: (\. |ex|mk)", "each", joined=("",) * 3),
     Row("multinode.md: torchrun ", "on two nodes", joined=("",) * 2),
     Row("resumable.md: torch", "Ctrl-C", until="saved resumable.pt", stop=True),
