@@ -5,6 +5,7 @@ Each file adds its changes to the nearest file that it and those before it build
 """
 
 import argparse
+import contextlib
 import sys
 from pathlib import Path
 
@@ -70,7 +71,11 @@ def tell_problems(args, parts, lines, conflicts):
     if conflicts:
         said = [f"has conflicts, marked as git marks them, in lines: {', '.join(conflicts)}"]
     for side in sides_of_conflicts(lines) if conflicts else [lines]:
-        said += find_problems(parts, side)
+        with contextlib.suppress(SyntaxError):  # of a side that is no script by itself
+            found = [*find_problems(parts, side)]
+            if conflicts:  # a side has other line numbers than what is written
+                found = [problem for problem in found if not problem.startswith("line ")]
+            said += found
     if said:
         sys.exit("\n".join(f"{args.output}: {problem}" for problem in dict.fromkeys(said)))
 
