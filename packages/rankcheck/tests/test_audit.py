@@ -202,4 +202,4 @@ def test_resume_on_other_ranks(tmp_path):
     found = audit(tmp_path, *options, tmp_path / "skips.py")
     (warned,) = [f for f in found if f.rule == "RC515"]
     assert "on 3 ranks, it resumes after step 8: 62 samples are left out" in warned.text
-    assert any("on 1 ranks, it resumes after step 8, and trains" in f.text for f in found)
+    assert any("on one rank, it resumes after step 8, and trains" in f.text for f in found)

@@ -55,7 +55,7 @@ def files(facts):
     renamed = {Path(event["to"]) for event in facts.run.events if "renamed" in event}
     for events in by_process:
         order = [event["saved"] for event in events]
-        for path in {*writers} & {*order}:
+        for path in dict.fromkeys(order):
             last = len(order) - order[::-1].index(path)
             later = {Path(p).resolve() for p in order[last:] if p not in order[:last]}
             saved = [e for e in events if e["saved"] == path]
@@ -266,8 +266,9 @@ def on_other_ranks(facts, save, at):
         facts.rerun(folder, AUDIT_SEED="7", AUDIT_SIGNAL=f"{at} 9")
         again = facts.rerun(folder, facts.args.resume, ranks=ranks, AUDIT_SEED="7")
         load = next(iter(loads_of(again)), save)
-        started = f"killed in step {at + 1} and started again on {ranks} ranks, it"
-        if why := fails(facts, again):
+        on_ranks = f"on {ranks} ranks" if ranks > 1 else "on one rank"
+        started = f"killed in step {at + 1} and started again {on_ranks}, it"
+        if why := fails(facts, again) or ("" if again.steps else "makes no step"):
             yield warning("RC515", load, f"{started} {why}")
             continue
         first = again.steps[0][0]
@@ -283,7 +284,7 @@ def on_other_ranks(facts, save, at):
         elif differ:
             yield warning("RC515", load, f"{started} begins with another {', '.join(differ)}")
         elif again.limited or whole.limited or facts.draws:
-            yield unseen(f"whether it trains what was left, on {ranks} ranks")
+            yield unseen(f"whether it trains what was left, {on_ranks}")
         elif max(lost, more) > repeated:
             text = f"{lost} samples are left out, and {more} are repeated"
             yield warning("RC515", load, f"{started} resumes after step {number}: {text}")
