@@ -256,3 +256,15 @@ def test_upgrade_in_conflict(copy):
     _, ours, old, theirs, name = conflict_of(upgraded)
     assert line in old and name == "multinode.py"
     assert "manual_seed(1)" in ours and "manual_seed(2)" in theirs
+
+
+def test_side_of_a_conflict_that_is_no_script(copy):
+    """One's own brackets close what only the other side has not opened."""
+    line = "    train_loader = DataLoader("
+    end = '        pin_memory=device.type == "cuda",\n    )'
+    own = (copy / "multinode.py").read_text().replace(line, "    train_loader = wrap([DataLoader(")
+    assert own.count(end) == 1
+    edit(copy / "multinode.py", line, "    train_loader = torch.utils.data.DataLoader(")
+    result, _ = upgrade(copy, "multinode.py@HEAD", own.replace(end, f"{end}])"))
+    assert result.returncode == 1 and "has conflicts, marked as git" in result.stderr
+    assert "Traceback" not in result.stderr
