@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import sys
+import time
 
 import rollouts
 import torch
@@ -118,6 +119,7 @@ def main(path, killed_at):
         dist.barrier()
         if iteration == killed_at:
             os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.1)  # as in multinode.py
     dist.destroy_process_group()
 
 

@@ -14,6 +14,7 @@ import json
 import os
 import signal
 import sys
+import time
 import traceback
 import weakref
 from pathlib import Path
@@ -352,6 +353,9 @@ def note_joined(*args, **options):
 def note_leaving(group=None):
     if group in (None, dist.GroupMember.WORLD):
         write(left=True)
+    # gloo's thread may still hold a tensor of the last collective. The destructor, called where a
+    # DDP model outlives the group, would wait for it with the GIL, which the tensor needs.
+    time.sleep(0.1)
 
 
 def watch_lines():
