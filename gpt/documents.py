@@ -653,7 +653,7 @@ def main(args):
     try:
         tokenizer = Tokenizer.from_file(str(args.data / "tokenizer.json"))
         vocab_size = max(tokenizer.get_vocab().values()) + 1
-        end_token = (args.data / "end_token.txt").read_text()
+        end_token = (args.data / "end_token.txt").read_text().strip()
         end_id = tokenizer.token_to_id(end_token)
         if args.generate > 0 and not tokenizer.encode("\n").ids:
             raise ValueError("it has no token for the end of a line: set --generate 0")

@@ -80,7 +80,7 @@ def main(args):
     sizes = read_sizes(snapshot)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(args.tokens / "tokenizer.json"),
-        eos_token=(args.tokens / "end_token.txt").read_text(),
+        eos_token=(args.tokens / "end_token.txt").read_text().strip(),
         chat_template=CHAT_TEMPLATE,
     )
     padded_vocab_size = saved["model.model.embed_tokens.weight"].size[0]

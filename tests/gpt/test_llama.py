@@ -145,7 +145,7 @@ def test_documents_of_one_token(shell):
     (shell.folder / "tokens").mkdir()
     save_tokenizer(shell.folder / "tokens" / "tokenizer.json", 300)
     (shell.folder / "tokens" / "0.uint16").write_bytes(bytes(3000))  # END alone
-    (shell.folder / "tokens" / "end_token.txt").write_text("0")
+    (shell.folder / "tokens" / "end_token.txt").write_text("0\n")  # as echo writes it
     options = "--eval_every_steps 5"
     job = start(shell, "documents.py", "s", 1, SIGNAL, options, SIGNAL="15", SIGNAL_AT="0 12")
     job.fails("stopped by a signal")
