@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup
 
 from rankcheck.watch import events, values
-from rankcheck.witness import tensors_of
+from rankcheck.witness import observe, tensors_of, wait_for_gloo
 
 VERBS = {"allgather": "all-gather", "allreduce": "all-reduce", "reduce_scatter": "reduce-scatter"}
 IN_DDP = {
@@ -91,3 +91,4 @@ def install():
             # Every call, also one from C++, comes by this key before it comes to a backend's.
             library.impl(operation, noted, "BackendSelect", with_keyset=True)
     dist.Work.wait, dist.init_process_group = note_wait, note_init
+    observe("ends", dist, "destroy_process_group", before=wait_for_gloo)

@@ -350,12 +350,18 @@ def note_joined(*args, **options):
     write(joined=dist.get_world_size())  # from here on, its rank is known
 
 
+def wait_for_gloo(group=None):
+    """Lets gloo's thread drop its last tensor, for which it needs the GIL.
+
+    Where a DDP model outlives the process group, the destructor waits for that thread with the GIL.
+    """
+    time.sleep(0.1)
+
+
 def note_leaving(group=None):
     if group in (None, dist.GroupMember.WORLD):
         write(left=True)
-    # gloo's thread may still hold a tensor of the last collective. The destructor, called where a
-    # DDP model outlives the group, would wait for it with the GIL, which the tensor needs.
-    time.sleep(0.1)
+    wait_for_gloo()
 
 
 def watch_lines():
