@@ -58,8 +58,8 @@ torch: .venv/bin/python
 chaos: .venv/run  ## inject faults into a training on three nodes: make chaos FAULTS=20 SEED=1
 	python -m tests.faults.chaos $(FAULTS) $(if $(SEED),--seed $(SEED)) $(if $(filter local,$(DISKS)),--local-disks)
 
-bench: .venv/run $(if $(PEERS),.venv/peers)  ## compare the speed of the stages with raw DDP; PEERS=1: also with Accelerate and Fabric
-	$(if $(PEERS),.venv/peers/bin/)torchrun --standalone --nproc_per_node=2 -m bench.epoch_time $(if $(PEERS),--peers) $(BENCH_ARGS)
+bench: .venv/run  ## compare the speed of the stages with raw DDP
+	torchrun --standalone --nproc_per_node=2 -m bench.epoch_time $(BENCH_ARGS)
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -80,14 +80,8 @@ bench: .venv/run $(if $(PEERS),.venv/peers)  ## compare the speed of the stages 
 	python -m pip install --disable-pip-version-check -r requirements/dev.txt -c constraints.txt
 	@touch $@
 
-# Two environments of their own, whose packages want others than are pinned: what the bench compares
-# with, on the same torch, and the schema of slurm/aws-cluster.yaml.
-.venv/peers: requirements/peers.txt requirements.txt constraints.txt | .venv/bin/python
-	python -m venv $@
-	grep ^torch== constraints.txt > $@/torch
-	$@/bin/python -m pip install --disable-pip-version-check -r requirements/peers.txt -c $@/torch
-	@touch $@
-
+# An environment of its own, whose packages want others than are pinned: the schema of
+# slurm/aws-cluster.yaml.
 .venv/aws: requirements/aws.txt | .venv/bin/python
 	python -m venv $@
 	$@/bin/python -m pip install --disable-pip-version-check -r requirements/aws.txt

@@ -3,13 +3,12 @@
     torchrun --standalone --nproc_per_node=2 -m bench.epoch_time --sleep_ms 20
 
 Prints ratios: the median of 5 rounds, in each of which the candidates train for 30 epochs, taking
-turns. Absolute times say little about another machine. --sleep_ms makes each step longer. --peers
-adds Accelerate and Lightning Fabric (make bench PEERS=1).
+turns. Absolute times say little about another machine. --sleep_ms makes each step longer.
 """
 
 import argparse
 import contextlib
-import importlib.util
+import importlib
 import io
 import os
 import statistics
@@ -28,7 +27,6 @@ from torch.utils.data import DataLoader, DistributedSampler
 import singlegpu
 
 BATCH_SIZE = 32  # per rank
-PEERS = ("accelerate", "lightning_fabric")  # requirements/peers.txt installs them
 RARELY = "--save_every_steps 1000000"  # no snapshot while it is timed
 STAGES = {
     "multigpu_torchrun": "",
@@ -56,54 +54,32 @@ def epoch_of(name, arguments):
     return run_epoch
 
 
-def training(**options):
-    """Returns model, optimizer and loader as the stages build them, on the CPU."""
+def raw_ddp_epoch():
+    """Returns a function that trains an epoch with DDP and nothing but the training step."""
     model = singlegpu.ToyModel()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    return model, optimizer, DataLoader(singlegpu.ToyDataset(2048), BATCH_SIZE, **options)
-
-
-def bare_epoch(model, optimizer, loader, backward=torch.Tensor.backward):
-    """Returns a function that trains an epoch, with nothing but the training step."""
+    dataset = singlegpu.ToyDataset(2048)
+    loader = DataLoader(dataset, BATCH_SIZE, sampler=DistributedSampler(dataset))
+    model = DistributedDataParallel(model)
 
     def run_epoch(epoch):
         for inputs, targets in loader:
             optimizer.zero_grad()
-            backward(F.mse_loss(model(inputs), targets))
+            F.mse_loss(model(inputs), targets).backward()
             optimizer.step()
 
     return run_epoch
 
 
-def peers():
-    """Returns functions that train an epoch with other libraries, each in its ordinary way."""
-    from accelerate import Accelerator
-    from lightning_fabric import Fabric
-
-    accelerator = Accelerator(cpu=True)
-    accelerated = accelerator.prepare(*training(shuffle=True))
-    fabric = Fabric(accelerator="cpu", strategy="ddp", devices=dist.get_world_size())
-    fabric.launch()
-    model, optimizer, loader = training(shuffle=True)
-    model, optimizer = fabric.setup(model, optimizer)
-    loader = fabric.setup_dataloaders(loader)
-    return {
-        "Accelerate": bare_epoch(*accelerated, accelerator.backward),
-        "Fabric": bare_epoch(model, optimizer, loader, fabric.backward),
-    }
-
-
-def make_candidates(with_peers):
+def make_candidates():
     """Returns functions that train an epoch, by name."""
-    sampler = DistributedSampler(singlegpu.ToyDataset(2048))
-    model, optimizer, loader = training(sampler=sampler)
-    candidates = {"raw DDP": bare_epoch(DistributedDataParallel(model), optimizer, loader)}
+    candidates = {"raw DDP": raw_ddp_epoch()}
     # The scripts' own calls do nothing: the group is there already.
     calls = {"init_process_group": mock.DEFAULT, "destroy_process_group": mock.DEFAULT}
     with mock.patch.multiple(dist, **calls):
         for name, arguments in STAGES.items():
             candidates[f"{name.replace('.', '/')}.py"] = epoch_of(name, arguments)
-    return candidates | (peers() if with_peers else {})
+    return candidates
 
 
 def compare(candidates, epochs, rounds):
@@ -130,13 +106,9 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=30, help="of each candidate in each round")
     parser.add_argument("--sleep_ms", type=float, default=0)
-    parser.add_argument("--peers", action="store_true", help="with Accelerate and Lightning Fabric")
     args = parser.parse_args()
     if args.rounds < 1:
         parser.error("rounds must be 1 or more")
-    missing = [name for name in PEERS if args.peers and not importlib.util.find_spec(name)]
-    if missing:
-        parser.error(f"there is no {' nor '.join(missing)}: type make bench PEERS=1")
 
     def sleep(module, inputs):
         if type(module).__name__ == "ToyModel":
@@ -147,7 +119,7 @@ def main():
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # two ranks cannot share a GPU
     dist.init_process_group("gloo")
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        ratios = compare(make_candidates(args.peers), args.epochs, args.rounds)
+        ratios = compare(make_candidates(), args.epochs, args.rounds)
     if dist.get_rank() == 0:
         for name, ratio in ratios.items():
             print(f"{name:<24}{ratio:.3f} x raw DDP", flush=True)

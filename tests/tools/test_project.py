@@ -4,13 +4,11 @@ import ast
 import re
 import shlex
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 from helpers import IGNORED, NIGHTLY, edit, needs_slurm, run
 
-from bench import epoch_time
 from tools import steps
 from tools.steps import ROOT
 
@@ -211,13 +209,9 @@ def test_another_version_of_torch(copy):
 # The targets of make, and scripts of bench/ and tools/ that no other test runs.
 
 OLD_FILES = "-o requirements.txt -o requirements/dev.txt -o constraints.txt"
-WITH_PEERS = pytest.mark.skipif(
-    not (ROOT / ".venv" / "peers").exists(), reason="get it with: make .venv/peers"
-)
 # What is run here, at its smallest size, and something that it prints.
 COMMANDS = [
     ("make help", "make learn"),
-    ("make --dry-run bench PEERS=1", "bench.epoch_time --peers"),
     ("make --dry-run check STAGE=multigpu FILE=a.py", "judge.check multigpu 'a.py'"),
     pytest.param("python -m tools.chain.run --help", "usage: run.py", marks=pytest.mark.long),
     ("python -m tools.edits 1", "class Trainer:"),
@@ -227,11 +221,6 @@ COMMANDS = [
     pytest.param("python -m bench.memory_peaks", "predicted", marks=NIGHTLY),
     pytest.param(
         "make bench BENCH_ARGS='--rounds 1 --epochs 1'", "x raw DDP", marks=pytest.mark.long
-    ),
-    pytest.param(
-        "make bench PEERS=1 BENCH_ARGS='--rounds 1 --epochs 1'",
-        "Fabric  ",
-        marks=[NIGHTLY, WITH_PEERS],
     ),
     pytest.param("make chaos FAULTS=1 SEED=65", ": good", marks=[pytest.mark.long, needs_slurm]),
 ]
@@ -244,12 +233,3 @@ def test_command(command, output):
     result = run(*shlex.split(command))
     assert result.returncode == 0, result.stdout + result.stderr
     assert output in result.stdout
-
-
-def test_bench_without_peers(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "lightning_fabric", None)
-    monkeypatch.setattr(sys, "argv", ["epoch_time.py", "--peers"])
-    with pytest.raises(SystemExit):
-        epoch_time.main()
-    error = "there is no lightning_fabric: type make bench PEERS=1\n"
-    assert capsys.readouterr().err.endswith(f"epoch_time.py: error: {error}")
