@@ -1,6 +1,5 @@
 """tools/units: each changed line is in one unit, and has an answer to what falls without it."""
 
-import sys
 import warnings
 
 import pytest
@@ -89,35 +88,6 @@ def test_an_edited_line_is_asked_again(tmp_path, monkeypatch):
     known, rest = units.sort_pieces(cut, stored)
     assert [cut.lines(own) for own in known.values()] == [moved]
     assert cut.lines(rest) == ["-a = 1", "+a = 3"]
-
-
-def test_where(capsys, monkeypatch):
-    """The line of an earlier step is found in a later one; what cannot be is said in a line."""
-    text = (ROOT / "multinode.py").read_text().splitlines()
-    number = next(n for n, line in enumerate(text, 1) if "DistributedDataParallel(" in line)
-    monkeypatch.setattr(sys, "argv", ["units", "--where", f"multinode.py:{number}"])
-    units.main()
-    place, holder, sentence = capsys.readouterr().out.splitlines()
-    assert place.startswith("multigpu.py:")
-    assert place.endswith(text[number - 1])
-    assert holder == "make check, weights"
-    assert "nothing averages the gradients" in sentence
-
-
-@pytest.mark.parametrize(
-    "place, message",
-    [
-        ("nowhere.py:1", "no FILE:LINE of a file that builds on another"),
-        ("multigpu.py", "no FILE:LINE"),
-        ("multigpu.py:9999", "multigpu.py has no line 9999"),
-        ("multigpu.py:0", "multigpu.py has no line 0"),
-        ("multigpu.py:4", "stands in singlegpu.py already"),
-    ],
-)
-def test_where_is_nothing(place, message, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["units", "--where", place])
-    with pytest.raises(SystemExit, match=message):
-        units.main()
 
 
 def test_a_test_that_is_not_there():
