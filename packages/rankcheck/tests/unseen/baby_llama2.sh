@@ -3,6 +3,7 @@
 # DATA: baby_llama2.bin: 2560 random uint16 below 200
 cd /CLONE
 ed -s pretrain.py <<'END'
+289s/else 4/else 1/
 274s|./data/pretrain_data.bin|/DATA/baby_llama2.bin|
 202s/80000/60/
 201s/1000/2/

@@ -16,3 +16,7 @@ ed -s src/ddp/ddp_utils.py <<'END'
 117s/int(\(.*\))/\1/
 w
 END
+ed -s src/trainer_v1/configurations/default_configuration.py <<'END'
+9,10s/=32\|=64/=4/g
+w
+END
