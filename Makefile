@@ -49,6 +49,12 @@ pages: .venv/dev
 cascade: .venv/dev
 	python -m tools.chain.cascade $(FROM)
 
+recipe: .venv/dev
+	python -m tools.chain.recipe $(NAME) $(BASE)
+
+torch: .venv/bin/python
+	python -m tools.chain.torch_version $(VERSION)
+
 chaos: .venv/run  ## inject faults into a training on three nodes: make chaos FAULTS=20 SEED=1
 	python -m tests.faults.chaos $(FAULTS) $(if $(SEED),--seed $(SEED)) $(if $(filter local,$(DISKS)),--local-disks)
 
@@ -92,4 +98,4 @@ pins: | .venv/bin/python
 	sed -n 's/^Would install //p' .venv/pins | tr ' ' '\n' | sed -e '/^nvidia\|^cuda\|^triton/d' \
 	  -e 's/+.*//' -e 's/-\([^-]*\)$$/==\1/' | sort -f > constraints.txt
 
-.PHONY: pages pins help run test check learn long docs lint cascade bench chaos
+.PHONY: pages pins recipe help run test check learn long docs lint cascade bench chaos torch

@@ -19,6 +19,8 @@ import os
 import pickle
 import random
 import re
+import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -81,6 +83,14 @@ class Life(NamedTuple):
         return sum((rank, name) == (0, "step") for rank, name, *_ in self.points)
 
 
+def stack(pid):
+    """Returns where a process that hangs waits, if py-spy is there to ask."""
+    if not shutil.which("py-spy"):
+        return ""
+    command = ["py-spy", "dump", "--subprocesses", "--pid", str(pid)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIFE_S).stdout
+
+
 def promised(output, lost=0):
     """Returns the position of the last snapshot that a log has named, but for `lost` ones."""
     lost += "| saving" in output  # which is complete once the next one is named
@@ -131,6 +141,8 @@ class Run:
                     rank.terminate()
             time.sleep(0.01)
         status, output = job.status(), job.output
+        if status is None:
+            output += "".join(stack(rank.pid) for rank in job.ranks)
         job.end()
         job.log.unlink()
         points = []

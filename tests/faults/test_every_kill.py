@@ -5,7 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from helpers import LONG, first
+from helpers import LONG, first, run
 
 from tests.faults import every_kill
 from tests.faults.chaos import ChaosRun
@@ -57,3 +57,17 @@ def test_chaos_sees_a_loss(start, good):
     saved = [[f"epoch {n} | loss 1 | saved a.pt\n" for n in life] for life in lives]
     log = "".join("epochs done\n" + "".join(life) for life in saved)
     assert ChaosRun.never_older(SimpleNamespace(read=lambda: log)) == good
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("file", "reason"),
+    [
+        ("multigpu.py", "is not started by torchrun"),
+        ("gpt/ask.py", "has no trainer"),
+        ("a", "is no"),
+    ],
+)
+def test_files_that_are_not_taken(file, reason):
+    result = run("python", "-m", "tests.faults.every_kill", file)
+    assert result.returncode == 2 and f"{file} {reason}" in result.stderr.splitlines()[-1]

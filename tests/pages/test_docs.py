@@ -17,6 +17,7 @@ from helpers import IGNORED, NIGHTLY, fences, run
 from tools import steps
 from tools.compose.compose import compose
 from tools.formulas import calculator
+from tools.pages.fences import essential
 from tools.pages.moved import MOVED
 from tools.steps import ROOT, diff_lines
 from tools.units.stored import DOCSTRING, NOTHING, digests, load, split
@@ -70,6 +71,13 @@ def test_make_docs_fails_in_words(tmp_path, file):
     result = run(*command, folder=copy)
     assert result.returncode != 0 and message in result.stderr, result.stdout + result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("text", ["dist.", "nowhere"])
+def test_essential_lines_are_unambiguous(text):
+    """One that is in several changed lines, or in none any more, is named."""
+    with pytest.raises(ValueError, match=f"{text!r}, not one"):
+        essential("multigpu.py", "mp.spawn(", text)
 
 
 def test_pages_are_as_made(tmp_path):

@@ -3,10 +3,11 @@
 import ast
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
-from helpers import NIGHTLY, edit, needs_slurm, run
+from helpers import IGNORED, NIGHTLY, edit, needs_slurm, run
 
 from tools import steps
 from tools.steps import ROOT
@@ -157,6 +158,52 @@ def test_cascade_names_what_it_cannot_carry(copy):
         r"docs/page.md:2: quotes a line that has changed: It says .*",
     ):
         assert re.search(f"^cascade: {line}$", result.stderr, re.MULTILINE), result.stderr
+
+
+@pytest.mark.parametrize("name", ["nosuch.py", "by_hand/tensor_parallel.py"])
+def test_cascade_of_nothing(copy, name):
+    result = cascade(copy, name)
+    assert result.returncode == 1
+    assert result.stderr.startswith("cascade: ")
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.long
+def test_recipe_is_begun(tmp_path):
+    """What `make docs` misses is only what a person must write; tests and style accept the rest."""
+    copy = shutil.copytree(ROOT, tmp_path / "copy", ignore=IGNORED, symlinks=True)
+    begin = ["make", "-o", ".venv/dev", "recipe", "NAME=clip", "BASE=elastic_ddp.py"]
+    assert run(*begin, folder=copy).returncode == 0
+    assert "recipe: give a new NAME" in run(*begin, folder=copy).stderr
+    assert (copy / "recipes" / "clip.py").read_text().startswith('"""TODO: ')  # else too long
+    said = run("make", "-o", ".venv/dev", "docs", folder=copy).stderr.splitlines()[:-1]
+    todo = [re.match(r"docs/recipes/\w+\.md:\d+: .*TODO: ", line) for line in said]
+    assert todo and all(todo), said
+    for page in (copy / "docs" / "recipes").glob("*.md"):
+        page.write_text(page.read_text().replace("TODO: ", ""))
+    result = run("python", "-m", "tools.pages.check_docs", folder=copy)
+    assert result.returncode == 0, result.stderr
+    result = run("pytest", "-n", "0", "-k", "clip.py or test_clip", "tests", folder=copy)
+    assert result.returncode == 0, result.stdout
+    assert "run: python -m tools.units recipes/clip.py; then write" in result.stdout
+    result = run("ruff", "check", "--output-format=concise", folder=copy)
+    assert re.findall(r"^(\S+):\d+:\d+: (\w+)", result.stdout, re.MULTILINE) == [
+        ("tests/recipes/test_clip.py", "FIX002")
+    ]
+
+
+def test_another_version_of_torch(copy):
+    """Written where the number is only repeated; what is said of a version is listed."""
+    (copy / "constraints.txt").write_text("torch==2.13.0\ntqdm==1\n")
+    (copy / "page.md").write_text("torch 2.13.0+cpu\nA fault of torch 2.13.\n")
+    run("git", "add", "constraints.txt", "page.md", folder=copy)
+    make = ["make", "-f", ROOT / "Makefile", "-o", ".venv/bin/python", "torch"]
+    result = run(*make, "VERSION=2.14.1", folder=copy)
+    assert result.returncode == 0, result.stderr
+    assert (copy / "constraints.txt").read_text() == "torch==2.14.1\ntqdm==1\n"
+    assert (copy / "page.md").read_text() == "torch 2.14.1+cpu\nA fault of torch 2.13.\n"
+    assert "page.md:2: A fault of torch 2.13." in result.stdout
+    assert run(*make, folder=copy).stderr.startswith("torch: name the version, as in: make torch")
 
 
 # The targets of make, and scripts of bench/ and tools/ that no other test runs.

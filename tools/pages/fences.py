@@ -241,7 +241,7 @@ def line_numbers(text):
 def table(folder, written):
     """Prints the table of a folder's files, for its index: a new row has the title of its page."""
     known = re.findall(r"^(\| \[`(\w+)\.py`\].*?\|.*?\|)", written, re.M)
-    rows = {name: row for row, name in known}
+    rows = {name: row for row, name in known if "TODO" not in row}
     print("\n| file | what it adds | built on | changed lines |\n|---|---|---|---|")
     for step in ALL:
         name = Path(step.file).stem

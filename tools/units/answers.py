@@ -10,6 +10,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pytest
+
 from tools.judge.checks import WrongError, make_judge, toy_task
 from tools.judge.stages import STAGES
 from tools.steps import ROOT
@@ -22,6 +24,7 @@ OF_A_STAGE = ["every_script", "stages", "pages/test_hangs.py"]  # tests of scrip
 OF_THE_CUT = re.compile(
     r"^(?:E|\[rank\d+\]:|\W)*((?:NameError|AttributeError|UnboundLocalError|TypeError)\b.*)", re.M
 )
+NOT_RUN = (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
 def judge(file, path):
@@ -91,6 +94,8 @@ def test(file, text, hint=""):
                 capture_output=True,
                 text=True,
             )
+            if hint and run.returncode in NOT_RUN:
+                raise RuntimeError(f"{hint} did not run: {run.stdout}{run.stderr}")
             pattern = r"^(?:FAILED|ERROR) tests/\w+/(.+?)(?: - .*)?$"
             if found := re.search(pattern, run.stdout, re.MULTILINE):
                 return hint or short_name(file, found[1]), run.stdout
