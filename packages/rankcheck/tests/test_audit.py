@@ -66,7 +66,7 @@ SAID = {
     "parts_of_a_batch": ["writes over a snapshot"],
     "stages_of_a_model": [
         "before the first step, the ranks have different weights: right only if",
-        "killed in step 3 and started again, it begins from scratch",
+        "killed in step 4 and started again, it begins from scratch",
         "writes over a snapshot",
     ],
     "stateful_lstm": ["each epoch has the same order: the samples are not shuffled"],

@@ -35,6 +35,7 @@ QUESTIONS = (
     ("steps", one_process.gradient),
     ("saves", snapshots.files),
     ("saves", snapshots.kill),
+    ("ends", ends.caught),
 )
 
 
@@ -115,6 +116,7 @@ class Audit:
             "whole": "all ranks, with a seed",
             "calm": "all ranks, without dropout",
             "short": "all ranks, for a few steps",
+            "raised": "an error in the first step",
             "alone": "one step, in one process",
             "killed": f"killed in step {at + 1}" if signum else again,
             "stopped": f"SIGTERM in step {at + 1}",
@@ -177,7 +179,7 @@ class Audit:
 
     def ask(self):
         """Returns what is found; an error of a question is told as such."""
-        facts = Facts(self.first_run(), self.args, self.start, self.launcher)
+        facts = Facts(self.first_run(), self.args, self.start, self.launcher, self.text)
         if not facts.run.steps:
             self.ask_without_steps(facts)
             return self.findings

@@ -11,6 +11,7 @@ import numpy
 import torch
 import torch._dynamo  # before a function of torch's is replaced
 import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from rankcheck import replay, witness
 from rankcheck.folder import Guard
@@ -70,6 +71,12 @@ def signal_all(signum):
     kills = [f"{kill} -{pid} || {kill} {pid}" for pid in [*pids, os.getpid()]]
     options = {"stderr": subprocess.DEVNULL, "start_new_session": True}
     subprocess.run(["sh", "-c", "; ".join(kills)], **options)
+
+
+def fail(optimizer, args, options):
+    """Lets each step end with an error."""
+    witness.write(raised=True, place=witness.place())
+    raise RuntimeError("an error of rankcheck's, to see the exit status")
 
 
 def noted(function):
@@ -140,6 +147,8 @@ def install():
     state.after_step.append(after_step)
     if "AUDIT_EVENT" in os.environ:
         state.on_file_event.append(kill_in_save)
+    if "AUDIT_RAISE" in os.environ:
+        register_optimizer_step_post_hook(fail)
     init_process_group, dist.init_process_group = dist.init_process_group, join
     dist.device_mesh.init_process_group = join  # which makes a group, if there is none
     if os.environ["AUDIT_PORT"]:

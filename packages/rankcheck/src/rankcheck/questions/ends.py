@@ -9,6 +9,8 @@ from rankcheck.questions.facts import error, ok, one_line, unseen, warning
 # Words of errors that a real GPU or a network would not bring.
 MISSING_HERE = r"cuda|network|connect|resolve|gaierror|urlopen|HTTP|Max retries|offline"
 
+CATCHES_ALL = re.compile(r"^\s*except( (Base)?Exception( as \w+)?)?:", re.M)
+
 
 def why_not(facts):
     """Returns what a script says that makes no step."""
@@ -43,6 +45,17 @@ def end(facts):
         yield ok("it ends, with status 0")
         if run.stay_in_group() and not facts.events("framework"):
             yield warning("RC105", None, "destroy_process_group is not called")
+
+
+def caught(facts):
+    """Whether it exits with another status than 0 after an error."""
+    if facts.args.no_kill or facts.outside or not CATCHES_ALL.search(facts.text):
+        return
+    run = facts.rerun("raised", AUDIT_RAISE="1", AUDIT_STEPS="3")
+    raised = next((event for event in run.events if "raised" in event), None)
+    if raised and run.statuses and not any(run.statuses):
+        text = "an error here is caught, and the exit status is 0: raise it again"
+        yield warning("RC605", raised, text)
 
 
 def failure(facts):

@@ -89,23 +89,26 @@ class Failure:
 class Facts:
     """What the processes of one run have done; the questions are functions of it.
 
-    `start` runs the script again, in a folder of a name, and returns that run.
+    `start` runs the script again, in a folder of a name, and returns that run; `text` is the
+    script's.
     """
 
-    def __init__(self, run, args, start, launcher):
+    def __init__(self, run, args, start, launcher, text=""):
         self.run = run
         self.args = args
         self.start = start
         self.launcher = launcher
+        self.text = text
         self.runs = [run]
         self.whole = None
+        self.allowed = {}  # variables of later runs, with which they load what torch refuses
         self.ranks = len(run.steps)
         self.first = run.steps[0][0] if run.steps else None
         self.steps = list(zip(*run.steps, strict=False))  # of all ranks
 
     def rerun(self, *args, **options):
         """Runs the script again, as `start` does."""
-        self.runs.append(self.start(*args, **options))
+        self.runs.append(self.start(*args, **self.allowed, **options))
         return self.runs[-1]
 
     def whole_run(self, keep=""):

@@ -51,6 +51,12 @@ def files(facts):
     if len({save["rank"] for save in parts}) == 1 < facts.ranks:
         text = f"only rank {parts[0]['rank']} saves its part of the sharded tensors"
         yield error("RC411", parts[0], f"{text}: the other parts are lost")
+    parts = [save for save in saves if save.get("some_states")]
+    last = [steps[-1] for steps in facts.by_optimizer]
+    divided = any(len({s["digest"] for s in x}) == 1 < len({s["state"] for s in x}) for x in last)
+    if divided and len({save["rank"] for save in parts}) == 1:
+        text = f"only rank {parts[0]['rank']} saves the optimizer's state of its own parameters"
+        yield error("RC411", parts[0], f"{text}: that of the others is lost")
     weights = facts.run.steps[0][0]["held"]
     renamed = {Path(event["to"]) for event in facts.run.events if "renamed" in event}
     for events in by_process:
@@ -151,22 +157,28 @@ def own_files(facts):
 
 def snapshot_names(facts):
     """Returns the keys, and other strings, of what the script itself saves."""
-    return set().union(*map(names_in, own_files(facts)))
+    folders = facts.run.home.rglob(".metadata") if saves_of(facts) else ()
+    names = set().union(*map(names_in, own_files(facts)), *map(names_in, folders))
+    return {part for name in names for part in name.split(".")}  # as in distributed checkpoints
 
 
 def names_in(file):
-    pickled = torch._C.PyTorchFileReader(str(file)).get_record("data.pkl")
+    pickled = file.read_bytes()
+    if is_saved(file):
+        pickled = torch._C.PyTorchFileReader(str(file)).get_record("data.pkl")
     return {value for code, value, _ in pickletools.genops(pickled) if "UNICODE" in code.name}
 
 
 def missing_state(facts, save):
-    """Looks what a snapshot lacks, where no run has loaded it."""
+    """Looks what the snapshots lack, where no run goes on with one, and so shows it."""
     names = snapshot_names(facts)
     steps = facts.run.steps[0]
-    if names and steps[-1]["stateful"] and "param_groups" not in names:
+    if not names or any(save.get("by_library") for save in saves_of(facts)):
+        return
+    if any(step["stateful"] for step in steps) and "param_groups" not in names:
         text = "the optimizer's state is not saved: a resumed run cannot train as before"
         yield warning("RC408", save, text)
-    elif names and any(step["scheduled"] for step in steps) and "last_epoch" not in names:
+    elif any(step["scheduled"] for step in steps) and "last_epoch" not in names:
         yield warning("RC409", save, "the state of the learning rate's schedule is not saved")
 
 
@@ -176,6 +188,7 @@ def kill(facts):
     total = len(facts.run.steps[0])
     times = sorted({save["at"] for save in saves if 0 < save["at"] < total - 1})
     save = next((save for save in saves if save["at"] in times[:1]), None)
+    compared = True
     if facts.args.no_kill:
         yield unseen("how it survives a kill: --no-kill")
     elif facts.outside:
@@ -184,15 +197,44 @@ def kill(facts):
     elif not times:
         yield unseen("how it survives a kill: it calls no torch.save before the last step here")
     else:
-        at = (save["at"] + [*times, total][1] + 1) // 2
+        number = killed_after(facts.whole_run(), times)
+        save = next(save for save in saves if save["at"] == times[number])
+        at = (save["at"] + [*times, total][number + 1] + 1) // 2
         resumed = list(resume(facts, save, at))
         yield from resumed
-        if not {"RC501", "RC502", "RC504"} & {finding.rule for finding in resumed}:
+        rules = [finding.rule for finding in resumed]
+        fails = rules.count("RC501") > len(facts.allowed)
+        compared = not fails and not {"RC502", "RC504"} & {*rules}
+        if compared:
             yield from kills_in_a_save(facts, save)
             yield from on_other_ranks(facts, save, at)
         yield from stop(facts, at)
-    if save and not any(map(loads_of, facts.runs)):
+    if save and not (compared and any(map(loads_of, facts.runs))):
         yield from missing_state(facts, save)
+
+
+def turns_of(run):
+    """Returns the steps after which a run saves each file, and those after which it may."""
+    saved = {}
+    for event in [event for event in run.events if event.get("saved")]:
+        path = os.path.relpath(event["saved"], run.home.resolve())
+        saved.setdefault(path, set()).add(event["at"])
+    evaluated = {event["at"] for event in run.events if event.get("evaluates")}
+    return saved, sorted(evaluated.union(*saved.values()))
+
+
+def killed_after(run, times):
+    """Returns the number of the save after which it is killed: one with two epochs before it.
+
+    If possible, a file such as the best model, which was saved before, is not saved at the next.
+    """
+    saved, turns = turns_of(run)
+    several = [at for at in saved.values() if len(at) > 1]
+    for number, time in enumerate(times):
+        later = [turn for turn in turns if turn > time]
+        if later and any(min(at) <= time and later[0] not in at for at in several):
+            return number
+    return 1 if len(times) > 2 else 0
 
 
 def resume(facts, save, at):
@@ -202,15 +244,49 @@ def resume(facts, save, at):
     started = f"killed in step {at + 1} and started again, it"
     if not (killed.steps and all(map(same_steps, killed.steps, whole.steps))):
         yield unseen("how it survives a kill: two runs with the same seed differ")
-    elif not again.steps:
-        errors = [Failure(event) for event in again.events if "error" in event]
-        errors.sort(key=lambda failure: failure.of_peer)
-        said = errors[0].text if errors else one_line(" ".join(again.lines()[-3:]))
-        place = (errors and errors[0].event) or save
-        say = error if loads_of(again) else warning
-        yield say("RC501", place, f"{started} makes no step: {said}")
-    else:
+        return
+    if not again.steps:
+        yield no_step(again, save, started)
+        if any("weights_only" in event.get("error", "") for event in again.events):
+            facts.allowed["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
+            started = started.replace(", it", " with weights_only=False, it")
+            again = facts.rerun("killed", facts.args.resume, AUDIT_SEED="7")
+            yield from [] if again.steps else [no_step(again, save, started)]
+    if again.steps:
         yield from compare_ranks(facts, whole, again, save, started)
+        yield from saved_again(whole, again, started)
+
+
+def errors_of(run):
+    """Returns the errors of a run's processes, those last that are about another rank."""
+    errors = [Failure(event) for event in run.events if "error" in event]
+    return sorted(errors, key=lambda failure: failure.of_peer)
+
+
+def no_step(again, save, started):
+    """Says why a run that is started again makes no step."""
+    errors = errors_of(again)
+    said = errors[0].text if errors else one_line(" ".join(again.lines()[-3:]))
+    place = (errors and errors[0].event) or save
+    say = error if loads_of(again) else warning
+    return say("RC501", place, f"{started} makes no step: {said}")
+
+
+def saved_again(whole, again, started):
+    """Looks for a file that a resumed run saves where a whole one, of equal steps, does not."""
+    steps = whole.steps[0]
+    first = again.steps[0][0]["digest"]
+    number = next((n for n, step in enumerate(steps) if step["digest"] == first), 0)
+    if not number or not same_steps(again.steps[0], steps[number:]):
+        return
+    saved, turns = turns_of(whole)
+    for save in [event for event in again.events if event.get("saved") and event["at"]]:
+        path, at = os.path.relpath(save["saved"], again.home.resolve()), save["at"] + number
+        before = min(saved.get(path, [at]))
+        if before <= number and at in turns and at not in saved[path]:
+            text = f"{started} writes {path} after step {at}, as a run without a kill does not"
+            yield warning("RC516", save, f"{text}: is the best score in the snapshot?")
+            return
 
 
 AT = {"mkdir": "after it has made", "write": "while it writes", "rename": "before it renames"}
@@ -300,8 +376,7 @@ def count_samples(left, steps):
 
 def fails(facts, again):
     """Says how a run that was killed in a save fails later, if it does."""
-    errors = [Failure(event) for event in again.events if "error" in event]
-    errors.sort(key=lambda failure: failure.of_peer)
+    errors = errors_of(again)
     if errors and not again.limited:
         return f"fails{' before its first step' if not again.steps else ''}: {errors[0].text}"
     whole = facts.whole_run().steps[0]
@@ -345,13 +420,14 @@ def same_steps(steps, others):
 
 def compare_ranks(facts, whole, again, save, started):
     """Returns what is found on the first rank on which something is, or on rank 0."""
-    ranks = list(zip(whole.steps, again.steps, strict=False))
+    epochs = [[e["at"] for e in events if e.get("trains")] for events in whole.ranks]
+    ranks = list(zip(epochs, whole.steps, again.steps, strict=False))
     found = [list(compare(facts, *steps, again, save, started)) for steps in ranks]
     return next((one for one in found if any(f.rule for f in one)), found[0])
 
 
-def compare(facts, whole, steps, again, save, started):
-    """Compares a rank's steps after a kill with those of a run without one."""
+def compare(facts, epochs, whole, steps, again, save, started):
+    """Compares a rank's steps after a kill with those of a run without, of which epochs begin."""
     load = next(iter(loads_of(again)), save)
     numbers = [n for n, s in enumerate(whole) if s["digest"] == steps[0]["digest"]]
     if steps[0]["foreign"] and not whole[0]["foreign"]:
@@ -372,16 +448,14 @@ def compare(facts, whole, steps, again, save, started):
             text = "torch.load without map_location: each rank loads onto the GPU that saved"
             yield warning("RC505", load, text)
         is_whole = not (again.limited or facts.whole_run().limited)
-        parts = whole, steps, is_whole, numbers[0]
+        parts = epochs, whole, steps, is_whole, numbers[0]
         has_optimizer = "param_groups" in snapshot_names(facts)
         yield from compare_steps(*parts, load, started, facts.draws, has_optimizer)
 
 
-def compare_steps(whole, steps, is_whole, number, load, started, draws, has_optimizer):
+def compare_steps(epochs, whole, steps, is_whole, number, load, started, draws, has_optimizer):
     """Compares the steps of a resumed run with those after step `number` of a whole one."""
     pairs = list(zip(steps, whole[number:], strict=False))
-    repeated = [n for n, s in enumerate(whole) if s["samples"] and takes_same(s, steps[0])]
-    next_one = repeated[0] if repeated else 0
     lacks = steps[0]["stateful"] < pairs[0][1]["stateful"]
     if lacks:
         text = "the snapshot lacks the optimizer's state"
@@ -389,32 +463,82 @@ def compare_steps(whole, steps, is_whole, number, load, started, draws, has_opti
         say = error if has_optimizer else warning
         yield say("RC503", load, f"{started} has no momentum or the like: {text}")
     rest = len(whole) - number
+    trains_alike = all(same(a, b) for a, b in pairs)
     skips = steps[0]["scale"] is not None and draws_alike(steps, whole[number:])
     same_samples = skips or all(takes_same(a, b) for a, b in pairs)
     are_equal = (skips and not draws) or all(a["samples"] == b["samples"] for a, b in pairs)
-    if all(same(a, b) for a, b in pairs) and is_whole and len(steps) != rest:
+    schedule = lost_schedule(pairs)
+    if schedule and not trains_alike:
+        yield warning("RC508", load, f"{started} does not resume its learning rate: {schedule}")
+    epoch = other_epoch(epochs, whole, steps, number) if is_whole else ""
+    if epoch:
+        say = error if len(steps) < len(whole) else warning  # it may begin anew on purpose
+        yield say("RC507", load, f"{started} has the weights of step {number}, and {epoch}")
+    elif (trains_alike or same_samples > skips) and is_whole and len(steps) != rest:
         yield warning("RC506", load, f"{started} makes {len(steps)} steps, but {rest} were left")
-    elif all(same(a, b) for a, b in pairs):
-        yield ok(f"{started} resumes after step {number}, and trains as without a kill")
+    elif trains_alike:
+        yield resumes(whole, pairs, is_whole, number, load, started)
     elif draws and same_samples and not are_equal:
         yield unseen("whether it trains on as without a kill: random numbers make its samples")
     elif not same_samples or not are_equal:
-        text = f"{started} takes different samples than without a kill"
-        if repeated and next_one < number:
-            text = f"{started} has the weights of step {number}, and takes again the"
-            text += f" samples of step {next_one + 1} and those that follow"
-        elif next_one > number:
-            text = (
-                f"{started} has the weights of step {number}, and goes on with the samples of step"
-            )
-            text += f" {next_one + 1}: those between are not trained"
-        lost, more = count_samples(whole[number:], steps)
-        if is_whole and not draws and lost + more:
-            text += f" (on this rank, {lost} samples are left out, and {more} are repeated)"
-        yield warning("RC507", load, text)
-    elif not lacks:
+        yield other_samples(whole, steps, is_whole and not draws, number, load, started)
+    elif not lacks and not schedule:
         rule, text = difference(pairs)
         yield warning(rule, load, f"{started} takes the same samples, but {text}")
+
+
+def other_samples(whole, steps, counts, number, load, started):
+    """Says with which samples a resumed run goes on, and if it `counts`, how many it leaves out."""
+    repeated = [n for n, s in enumerate(whole) if s["samples"] and takes_same(s, steps[0])]
+    next_one = repeated[0] if repeated else 0
+    text = f"{started} takes different samples than without a kill"
+    if repeated and next_one < number:
+        text = f"{started} has the weights of step {number}, and takes again the"
+        text += f" samples of step {next_one + 1} and those that follow"
+    elif next_one > number:
+        text = f"{started} has the weights of step {number}, and goes on with the samples of step"
+        text += f" {next_one + 1}: those between are not trained"
+    lost, more = count_samples(whole[number:], steps)
+    if counts and lost + more:
+        text += f" (on this rank, {lost} samples are left out, and {more} are repeated)"
+    return warning("RC507", load, text)
+
+
+def resumes(whole, pairs, is_whole, number, load, started):
+    """Returns what is said of equal steps: ok only where what they may have lost would show."""
+    if text := lost_schedule(pairs):
+        return warning("RC508", load, f"{started} has the right learning rate here, but {text}")
+    if pairs[0][1]["stateful"] and len(pairs) == 1:
+        return unseen("whether it resumes with its optimizer's state: one step is left")
+    earlier = [map(takes_same, whole[n:], whole[number:]) for n in range(number)]
+    if not is_whole and any(map(all, earlier)):
+        text = "epochs have the same samples in the same order, and --steps or --seconds ended one"
+        return unseen(f"whether it resumes in the right epoch: {text}")
+    return ok(f"{started} resumes after step {number}, and trains as without a kill")
+
+
+def lost_schedule(pairs):
+    """Says at which step a schedule is, if not at the right one in any step of the pairs."""
+    rates = [[step["rates"] for step in pair] for pair in pairs]
+    if any(a["scheduled"] == b["scheduled"] or a["scale"] != b["scale"] for a, b in pairs):
+        return ""  # a scaler skips steps, not those of a schedule
+    if all(a == b for a, b in rates) and rates[0] != rates[-1]:
+        return ""
+    found, expected = (", ".join(map(str, step["scheduled"])) for step in pairs[0])
+    return f"its schedule is at step {found}, not {expected}: is it saved?"
+
+
+def other_epoch(epochs, whole, steps, number):
+    """Says which epoch is trained again, or left out, by a run that resumes after step `number`."""
+    begins = len(whole) - len(steps)  # if it ends where the whole run does
+    is_other = number != begins and {number, begins} <= {*epochs}
+    if not is_other or not all(map(takes_same, steps, whole[begins:])):
+        return ""
+    if begins < number:
+        text = f"takes again the samples of step {begins + 1} and those that follow, a whole epoch:"
+        return f"{text} is epoch saved, not epoch + 1?"
+    text = f"goes on with the samples of step {begins + 1}: those between, a whole epoch,"
+    return f"{text} are not trained"
 
 
 def draws_alike(steps, others):

@@ -325,6 +325,13 @@ def note_save(path, **more):
     write(saved=path, inode=inode, meetings=state.meetings, place=place(), **more)
 
 
+def has_some_states(value):
+    """Whether an optimizer has returned this as its state, and has that of some parameters only."""
+    if not isinstance(value, dict) or not {"state", "param_groups"} <= value.keys():
+        return False
+    return 0 < len(value["state"]) < sum(len(group["params"]) for group in value["param_groups"])
+
+
 def note_torch_save(obj, f, *args, **options):
     if caller():  # else torch.distributed.checkpoint
         path = f if isinstance(f, str | os.PathLike) else getattr(f, "name", "")
@@ -333,7 +340,8 @@ def note_torch_save(obj, f, *args, **options):
             outside = outside.f_back
         leaves = [leaf for leaf in tree_leaves(obj) if hasattr(leaf, "to_local")]
         part = any(leaf.to_local().numel() < leaf.numel() for leaf in leaves)
-        note_save(path, by_library=is_library(outside), part=part)
+        some = any(map(has_some_states, tree_leaves(obj, is_leaf=has_some_states)))
+        note_save(path, by_library=is_library(outside), part=part, some_states=some)
 
 
 def note_load(f, map_location=None, *args, **options):

@@ -206,7 +206,9 @@ def describe_state(optimizer):
         "stateful": any(t.ndim > 0 for t in tensors),
         "state": digest_of(tensors),
         "rates": [float(group["lr"]) for group in optimizer.param_groups if "lr" in group],
-        "scheduled": any(getattr(s, "optimizer", None) is optimizer for s in state.schedules),
+        "scheduled": sorted(
+            s.last_epoch for s in state.schedules if getattr(s, "optimizer", None) is optimizer
+        ),
     }
 
 
