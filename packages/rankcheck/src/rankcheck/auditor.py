@@ -15,7 +15,7 @@ from rankcheck.launch.jobs import Shell, free_port
 from rankcheck.launch.run import Run, start_observed
 from rankcheck.launch.scripts import launcher, sources
 from rankcheck.progress import Progress
-from rankcheck.questions import data, ends, log, one_process, snapshots, training
+from rankcheck.questions import data, ends, log, nodes, one_process, snapshots, training
 from rankcheck.questions.facts import Facts, error, one_line, unseen, warning
 
 OBSERVER = Path(__file__).with_name("inside.py")
@@ -32,7 +32,9 @@ QUESTIONS = (
     ("data", data.random_numbers),
     ("data", data.evaluation),
     ("prints", log.losses),
+    ("prints", log.scores),
     ("steps", one_process.gradient),
+    ("steps", nodes.several),
     ("saves", snapshots.files),
     ("saves", snapshots.kill),
     ("ends", ends.caught),
@@ -63,7 +65,7 @@ class Audit:
         self.judged = False  # whether all questions were asked
         self.started = []  # the runs so far
         kills, replays = not args.no_kill, not args.no_replay
-        self.progress = Progress(1 + (kills or replays) + replays + 7 * kills)
+        self.progress = Progress(1 + 2 * (kills or replays) + replays + 7 * kills)
 
     def introduction(self):
         """Says how the script is started, and what it finds."""
@@ -77,13 +79,14 @@ class Audit:
         if finding not in self.findings:
             self.findings.append(finding)
 
-    def start(self, name, more="", ranks=None, gpus=None, **variables):
+    def start(self, name, more="", ranks=None, gpus=None, nodes=None, **variables):
         """Starts the script in a folder of this name; returns its run."""
         ranks = ranks or self.args.ranks
         events = Path(tempfile.mkdtemp(prefix="events_", dir=self.folder))
-        gpus = gpus or max(1, ranks // self.args.nodes)
+        nodes = nodes or self.args.nodes
+        gpus = gpus or max(1, ranks // nodes)
         variables = self.variables(events, gpus) | variables
-        folders = self.folders(name, 1 if self.launcher == "python" else ranks)
+        folders = self.folders(name, 1 if self.launcher == "python" else ranks, nodes)
         folder.link(self.links, self.args.root, self.folder / name)
         arguments = f"{shlex.join(self.args.arguments)} {more}".strip()
         self.tell(name, arguments, variables, ranks)
@@ -118,6 +121,7 @@ class Audit:
             "short": "all ranks, for a few steps",
             "raised": "an error in the first step",
             "alone": "one step, in one process",
+            "nodes": "each rank on a node of its own",
             "killed": f"killed in step {at + 1}" if signum else again,
             "stopped": f"SIGTERM in step {at + 1}",
         }.get(name) or ("killed in a save" if "AUDIT_EVENT" in variables else again)
@@ -154,10 +158,9 @@ class Audit:
         self.progress.end()
         self.shell.end_all()
 
-    def folders(self, name, count):
+    def folders(self, name, count, nodes):
         """Returns a folder for each process, one per node, which are links to the same one."""
-        nodes = [rank * self.args.nodes // count for rank in range(count)]
-        folders = [self.folder / f"{name}{node}" for node in nodes]
+        folders = [self.folder / f"{name}{rank * nodes // count}" for rank in range(count)]
         (self.folder / name).mkdir(exist_ok=True)
         for link in {*folders} - {*self.folder.iterdir()}:
             link.symlink_to(self.folder / name)

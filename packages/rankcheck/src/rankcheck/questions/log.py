@@ -1,7 +1,7 @@
 """Asks whether a logged loss is that of all ranks.
 
-A printed number is compared with the losses of backward passes: the last one, or the mean of those
-since the last step, the last number, or the beginning of the epoch.
+A printed number is compared with the losses of backward passes: the last one, the mean of those
+since the last step, the last number, or the beginning of the epoch, or a moving average.
 """
 
 import statistics
@@ -9,6 +9,10 @@ from itertools import product
 
 from rankcheck.questions.facts import ok, unseen, warning
 from rankcheck.questions.gradients import factor_between
+
+DECAYS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999)  # of moving averages
+SCORES = ("acc", "accuracy", "prec", "precision", "top")
+MIN_AVERAGES = 5  # numbers that follow one
 
 
 def follows(printed, losses):
@@ -28,7 +32,8 @@ def follows(printed, losses):
 def columns(events):
     """Yields numbers that one line prints again and again, and after how many backward passes.
 
-    The place of a line that several others call, such as that of a log function, is theirs.
+    These have one label, the word before them. The place of a line that several others call, such
+    as that of a log function, is theirs.
     """
     prints = [event for event in events if "printed" in event]
     callers = {}
@@ -38,12 +43,15 @@ def columns(events):
     for event in prints:
         shared = len(callers[event["place"]]) > 1 and event["called_in"]
         place = event["called_in"] if shared else event["place"]
-        key = (place, event["place"], event["form"])
-        printed.setdefault(key, {}).setdefault(event["passes"], []).extend(event["printed"])
-    for (place, line, _), numbers in printed.items():
-        for column in zip(*numbers.values(), strict=False):
-            if len(column) > 2:
-                yield place, line, [*numbers], column
+        for number, label in zip(event["printed"], event["labels"], strict=True):
+            key = (place, event["place"], label)
+            printed.setdefault(key, {}).setdefault(event["passes"], []).append(number)
+    for (place, line, label), numbers in printed.items():
+        several = any(len(found) > 1 for found in numbers.values())
+        for order in (1, -1)[: 1 + several]:  # a progress bar first repeats its last numbers
+            for column in zip(*(found[::order] for found in numbers.values()), strict=False):
+                if len(column) > 2:
+                    yield place, line, label, [*numbers], column
 
 
 def mean_loss(ranks, start, end, weighted):
@@ -67,12 +75,35 @@ def spans(ends, steps, epochs):
         yield "mean", [(since(begins, end), end) for end in ends]
 
 
+def moving_averages(ends, steps, losses):
+    """Yields what moving averages of the steps' losses may have been, where a number is printed."""
+    done = [sum(step <= end for step in steps) for end in ends]
+    if not losses or not all(done):
+        return
+    for decay in DECAYS:
+        mean, means, from_first = 0.0, [], [losses[0]]
+        for loss in losses:
+            mean = decay * mean + (1 - decay) * loss
+            means.append(mean)
+            from_first.append(decay * from_first[-1] + (1 - decay) * loss)
+        yield [means[n - 1] for n in done]
+        yield [means[n - 1] / (1 - decay**n) for n in done]
+        yield [from_first[n] for n in done]
+
+
 def span_of(printed, ends, steps, epochs, ranks):
     """Returns the name of a span whose mean loss the numbers follow, or None."""
     for (name, passes), weighted in product(spans(ends, steps, epochs), (False, True)):
         means = [mean_loss(ranks, max(start, 0), end, weighted) for start, end in passes]
         if all(mean == mean for mean in means) and follows(printed, means):
             return name
+    for name in ("last", "mean"):
+        starts = [step - 1 if name == "last" else since(steps, step) for step in steps]
+        of_steps = [mean_loss(ranks, *span, False) for span in zip(starts, steps, strict=True)]
+        known = all(loss == loss for loss in of_steps)
+        for averages in moving_averages(ends, steps, of_steps) if known else ():
+            if len(printed) >= MIN_AVERAGES and follows(printed, averages):
+                return name
     return None
 
 
@@ -89,7 +120,7 @@ def losses(facts):
     for rank, events in enumerate(facts.run.ranks):
         steps = [event["passes"] for event in events if "samples" in event]
         epochs = [iterator["passes"] for iterator in facts.loaders[rank]]
-        for place, line, ends, numbers in columns(events):
+        for place, line, _, ends, numbers in columns(events):
             alone = sum(line in places for places in prints) == 1
             if span_of(numbers, ends, steps, epochs, ranks):
                 found.add(ok("a loss that it prints is that of all ranks"))
@@ -100,3 +131,20 @@ def losses(facts):
                 text += ", and of its last micro-batch" if last else ""
                 found.add(warning("RC701", {"place": place}, text))
     yield from found or [unseen("whether a loss that it logs is that of all ranks")]
+
+
+def scores(facts):
+    """Whether a score that it prints while it trains is that of all ranks."""
+    if not facts.replicas:
+        return
+    for events in facts.run.ranks:
+        alone = []  # before the ranks exchange anything
+        for event in events:
+            if event.get("call", "barrier") != "barrier":
+                break
+            alone.append(event)
+        trained = [e for e in alone if "printed" in e and e["passes"] and not e["evaluated"]]
+        for place, _, label, _, numbers in columns(trained):
+            if label.lower() in SCORES and len(set(numbers)) > 1:
+                text = "the score is that of one rank's samples: nothing adds the ranks' up"
+                yield warning("RC707", {"place": place}, text)

@@ -33,7 +33,7 @@ from torch.utils.data import get_worker_info
 from torch.utils.data._utils import signal_handling
 
 STANDARD_LIBRARY = os.path.dirname(os.__file__)
-TORCH = os.path.dirname(torch.__file__)
+TORCH = os.path.dirname(torch.__file__) + os.sep
 # The folder of a script that is itself installed, as rankcheck -m may name one: a virtual
 # environment below the folder of another script holds libraries.
 INSTALLED_SCRIPT = os.path.dirname(os.environ.get("WITNESS_SCRIPT", "")) + os.sep
@@ -69,7 +69,9 @@ class State:
         self.followed = weakref.WeakValueDictionary()  # the optimizers' parameters, by id
         self.wrapped = {}  # the parameters that DDP averages, and whether it looks for unused ones
         self.evaluated = set()  # the models that were called without gradients
+        self.evaluates = False  # whether one was since the last backward pass
         self.stale_noted = False
+        self.line = ""  # what is printed since the last end of a line
         # Since the last step.
         self.products = {}  # of the gradients that this process has computed, by parameter
         self.last_syncs = False  # whether the last pass has averaged it

@@ -4,6 +4,7 @@ Of a gradient, its product with a fixed vector is kept: that of a mean is the me
 """
 
 import functools
+import logging
 import re
 import sys
 
@@ -36,6 +37,8 @@ PATTERN = torch.cos(torch.arange(4096, dtype=torch.float64))
 MAX_GRADIENTS = 40  # whose products are written down, of each step
 HALVES = (torch.bfloat16, torch.float16)
 NUMBER = re.compile(r"-?\d+\.\d+(?:e[-+]?\d+)?")
+WORD = re.compile(r"[^\W\d_]+")
+LINE_END = re.compile(r"[\r\n]")
 WAITS = ("item", "__float__", "__format__", "cpu", "tolist")  # for what a GPU computes
 COLLECTIVES = ("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce")
 COLLECTIVES += ("all_to_all", "all_to_all_single", "broadcast", "gather", "reduce", "scatter")
@@ -102,6 +105,7 @@ def note_call(module, inputs):
             note_stale(module)
         return
     models = [model for root in state.roots for model in (root, getattr(root, "module", None))]
+    state.evaluates |= module in models
     if module in models and module not in state.evaluated:
         state.evaluated.add(module)
         modules = [*module.modules()]
@@ -125,6 +129,7 @@ def note_stale(module):
 
 def note_backward(tensors, *args, **options):
     state.passes += 1
+    state.evaluates = False
     is_loss = torch.is_tensor(tensors) and tensors.numel() == 1
     loss = float(local(tensors).detach()) if is_loss else None
     state.losses.append([loss, len(state.samples)])
@@ -182,15 +187,23 @@ def describe_gradients(parameters):
     }
 
 
+def is_data_parallel(parameter):
+    """Whether all ranks take batches of their own: as FSDP shards it, or HSDP, without TP."""
+    placements = getattr(parameter, "placements", ())
+    shards = sum(placement.is_shard() for placement in placements)
+    others = sum(placement.is_replicate() for placement in placements)
+    whole = dist.get_world_size() if dist.is_initialized() else 1
+    return shards == 1 == len(placements) - others and parameter.device_mesh.size() == whole
+
+
 def describe_shards(parameters, modules):
-    world = (dist.get_world_size() if dist.is_initialized() else 1,)
     return {
         "sharded": any(hasattr(p, "to_local") for p in parameters),
         "shard": digest([shard(p) for p in parameters]),
         "shapes": digest([list(p.shape) for p in parameters]),
         "whole": sum(p.numel() for p in parameters),
         "fsdp": any(isinstance(module, FSDPModule) for module in modules)
-        and all(hasattr(p, "device_mesh") and p.device_mesh.shape == world for p in parameters),
+        and all(map(is_data_parallel, parameters)),
     }
 
 
@@ -270,22 +283,63 @@ def note_wait(tensor, *args, **options):
         state.waits.add(by_script)
 
 
-def note_output(stream):
-    """Notes numbers that the script prints, with the line that has called the one that prints."""
+def note_numbers(numbers, labels):
+    """Notes numbers that the script logs, with the line that has called the one that does."""
+    frame, lines = sys._getframe(1), []
+    while frame:
+        if not is_library(frame):
+            lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+        frame = frame.f_back
+    place, called_in, *_ = [*lines, "", ""]
+    more = {"place": place, "called_in": called_in, "evaluated": state.evaluates}
+    write(printed=numbers, labels=labels, **more)
 
-    def note(text):
-        if numbers := NUMBER.findall(text):
-            frame = sys._getframe(1)
-            lines = []
-            while frame:
-                if not is_library(frame):
-                    lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
-                frame = frame.f_back
-            form = re.sub(r"[-\d.]+", "#", text)
-            place, called_in, *_ = [*lines, "", ""]
-            write(printed=numbers, form=form, place=place, called_in=called_in)
 
-    observe("prints", stream, "write", before=note)
+def note_text(text):
+    """Notes the numbers of a text, each with the word before it: print() writes part by part."""
+    text = state.line + text
+    found = [*NUMBER.finditer(text, len(state.line))]
+    state.line = LINE_END.split(text)[-1][-200:]
+    before = [LINE_END.split(text[: match.start()])[-1] for match in found]
+    words = [WORD.findall(line.replace("tensor(", "")) for line in before]
+    if found:
+        note_numbers([match[0] for match in found], [word[-1] if word else "" for word in words])
+
+
+def note_scalars(values):
+    """Notes named numbers, but none of a DTensor: its value may be a collective."""
+    kinds = (float, torch.Tensor)
+    one = {k: v for k, v in values.items() if type(v) in kinds and torch.as_tensor(v).numel() == 1}
+    if one:
+        note_numbers([repr(float(v)) for v in one.values()], [*map(str, one)])
+
+
+def note_record(handler, record):
+    """Notes what a logger writes into a file: the terminal is a stream."""
+    if isinstance(handler, logging.FileHandler):
+        note_text(f"{record.getMessage()}\n")
+
+
+def note_scalar(writer, tag, value, *args, **options):
+    note_scalars({tag: value})
+
+
+def note_metrics(*args, **options):
+    for value in [*args, *options.values()]:
+        note_scalars(value if isinstance(value, dict) else {})
+
+
+def follow_trackers():
+    """Notes what TensorBoard and the like are told: the script has imported them by now."""
+    if state.steps:
+        return
+    for name in ("torch.utils.tensorboard.writer", "tensorboardX.writer"):
+        if name in sys.modules:
+            observe("prints", sys.modules[name].SummaryWriter, "add_scalar", before=note_scalar)
+    trackers = [sys.modules.get("wandb"), getattr(sys.modules.get("accelerate"), "Accelerator", 0)]
+    for tracker in trackers:
+        if hasattr(tracker, "log"):
+            observe("prints", tracker, "log", before=note_metrics)
 
 
 def note_scale(self, outputs):
@@ -319,7 +373,9 @@ def install():
     for name in WAITS:
         observe("costs", torch.Tensor, name, before=note_wait)
     for stream in (sys.stdout, sys.stderr):
-        note_output(stream)
+        observe("prints", stream, "write", before=note_text)
+    observe("prints", logging.StreamHandler, "emit", before=note_record)
+    state.after_step.append(held("prints", follow_trackers))
     for name in ("clip_grad_norm_", "clip_grad_value_"):
         observe("costs", torch.nn.utils, name, before=note_clipping)
     register_module_forward_pre_hook(held("steps", note_call))
