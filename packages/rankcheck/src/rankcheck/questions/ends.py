@@ -9,8 +9,6 @@ from rankcheck.questions.facts import error, ok, one_line, unseen, warning
 # Words of errors that a real GPU or a network would not bring.
 MISSING_HERE = r"cuda|network|connect|resolve|gaierror|urlopen|HTTP|Max retries|offline"
 
-CATCHES_ALL = re.compile(r"^\s*except( (Base)?Exception( as \w+)?)?:", re.M)
-
 
 def why_not(facts):
     """Returns what a script says that makes no step."""
@@ -49,13 +47,13 @@ def end(facts):
 
 def caught(facts):
     """Whether it exits with another status than 0 after an error."""
-    if facts.args.no_kill or facts.outside or not CATCHES_ALL.search(facts.text):
+    catches_all = re.search(r"(?m)^\s*except( (Base)?Exception( as \w+)?)?:", facts.text)
+    if facts.args.no_kill or facts.outside or not catches_all:
         return
     run = facts.rerun("raised", AUDIT_RAISE="1", AUDIT_STEPS="3")
     raised = next((event for event in run.events if "raised" in event), None)
     if raised and run.statuses and not any(run.statuses):
-        text = "an error here is caught, and the exit status is 0: raise it again"
-        yield warning("RC605", raised, text)
+        yield warning("RC605", raised, "an error here is caught, and the exit status is 0")
 
 
 def failure(facts):

@@ -203,8 +203,7 @@ def kill(facts):
         resumed = list(resume(facts, save, at))
         yield from resumed
         rules = [finding.rule for finding in resumed]
-        fails = rules.count("RC501") > len(facts.allowed)
-        compared = not fails and not {"RC502", "RC504"} & {*rules}
+        compared = not {"RC502", "RC504"} & {*rules} and rules.count("RC501") <= len(facts.allowed)
         if compared:
             yield from kills_in_a_save(facts, save)
             yield from on_other_ranks(facts, save, at)
@@ -224,17 +223,14 @@ def turns_of(run):
 
 
 def killed_after(run, times):
-    """Returns the number of the save after which it is killed: one with two epochs before it.
-
-    If possible, a file such as the best model, which was saved before, is not saved at the next.
-    """
+    """Returns the number of the save after which it is killed: next, it keeps an older file."""
     saved, turns = turns_of(run)
     several = [at for at in saved.values() if len(at) > 1]
     for number, time in enumerate(times):
         later = [turn for turn in turns if turn > time]
         if later and any(min(at) <= time and later[0] not in at for at in several):
             return number
-    return 1 if len(times) > 2 else 0
+    return 1 if len(times) > 2 else 0  # after one epoch, a script may begin anew on purpose
 
 
 def resume(facts, save, at):
@@ -274,10 +270,10 @@ def no_step(again, save, started):
 
 def saved_again(whole, again, started):
     """Looks for a file that a resumed run saves where a whole one, of equal steps, does not."""
-    steps = whole.steps[0]
+    digests = [step["digest"] for step in whole.steps[0]]
     first = again.steps[0][0]["digest"]
-    number = next((n for n, step in enumerate(steps) if step["digest"] == first), 0)
-    if not number or not same_steps(again.steps[0], steps[number:]):
+    number = digests.index(first) if first in digests else 0
+    if not number or not same_steps(again.steps[0], whole.steps[0][number:]):
         return
     saved, turns = turns_of(whole)
     for save in [event for event in again.events if event.get("saved") and event["at"]]:
@@ -286,7 +282,6 @@ def saved_again(whole, again, started):
         if before <= number and at in turns and at not in saved[path]:
             text = f"{started} writes {path} after step {at}, as a run without a kill does not"
             yield warning("RC516", save, f"{text}: is the best score in the snapshot?")
-            return
 
 
 AT = {"mkdir": "after it has made", "write": "while it writes", "rename": "before it renames"}
@@ -472,8 +467,7 @@ def compare_steps(epochs, whole, steps, is_whole, number, load, started, draws, 
         yield warning("RC508", load, f"{started} does not resume its learning rate: {schedule}")
     epoch = other_epoch(epochs, whole, steps, number) if is_whole else ""
     if epoch:
-        say = error if len(steps) < len(whole) else warning  # it may begin anew on purpose
-        yield say("RC507", load, f"{started} has the weights of step {number}, and {epoch}")
+        yield error("RC507", load, f"{started} has the weights of step {number}, and {epoch}")
     elif (trains_alike or same_samples > skips) and is_whole and len(steps) != rest:
         yield warning("RC506", load, f"{started} makes {len(steps)} steps, but {rest} were left")
     elif trains_alike:
@@ -520,9 +514,9 @@ def resumes(whole, pairs, is_whole, number, load, started):
 def lost_schedule(pairs):
     """Says at which step a schedule is, if not at the right one in any step of the pairs."""
     rates = [[step["rates"] for step in pair] for pair in pairs]
-    if any(a["scheduled"] == b["scheduled"] or a["scale"] != b["scale"] for a, b in pairs):
-        return ""  # a scaler skips steps, not those of a schedule
-    if all(a == b for a, b in rates) and rates[0] != rates[-1]:
+    right = all(a == b for a, b in rates) and rates[0] != rates[-1]
+    # A scaler skips steps, and none of a schedule.
+    if right or any(a["scheduled"] == b["scheduled"] or a["scale"] != b["scale"] for a, b in pairs):
         return ""
     found, expected = (", ".join(map(str, step["scheduled"])) for step in pairs[0])
     return f"its schedule is at step {found}, not {expected}: is it saved?"
@@ -531,14 +525,13 @@ def lost_schedule(pairs):
 def other_epoch(epochs, whole, steps, number):
     """Says which epoch is trained again, or left out, by a run that resumes after step `number`."""
     begins = len(whole) - len(steps)  # if it ends where the whole run does
-    is_other = number != begins and {number, begins} <= {*epochs}
+    is_other = number != begins > 0 and {number, begins} <= {*epochs}  # else it may begin anew
     if not is_other or not all(map(takes_same, steps, whole[begins:])):
         return ""
     if begins < number:
         text = f"takes again the samples of step {begins + 1} and those that follow, a whole epoch:"
         return f"{text} is epoch saved, not epoch + 1?"
-    text = f"goes on with the samples of step {begins + 1}: those between, a whole epoch,"
-    return f"{text} are not trained"
+    return f"goes on with the samples of step {begins + 1}: the epoch between is not trained"
 
 
 def draws_alike(steps, others):
