@@ -22,6 +22,15 @@ if "TEST_GPUS" not in os.environ:
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
+@pytest.fixture(autouse=True)
+def torch_as_before():
+    """Takes back what a test has set in this process."""
+    yield
+    torch.set_default_dtype(torch.float32)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
 @pytest.fixture
 def shell(tmp_path):
     """Runs commands in a folder of the test's own, and ends what is left of them after it."""

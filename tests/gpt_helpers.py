@@ -5,9 +5,19 @@ import re
 import signal
 
 import pytest
-from helpers import PLAIN_SGD, SHORT_GPT, SHORT_VAL, SIGNAL, VAL_CHUNKS, patch, read_script, run
+from helpers import (
+    PLAIN_SGD,
+    SHORT_GPT,
+    SHORT_VAL,
+    SIGNAL,
+    VAL_CHUNKS,
+    patch,
+    read_script,
+    run,
+    weights_diff,
+)
 
-from tools.launch.snapshots import load_gpt, make_model, max_abs_diff, write_chats, write_text
+from tools.launch.snapshots import load_gpt, make_model, write_chats, write_text
 from tools.launch.snapshots import save_tokenizer as save_tokenizer
 from tools.launch.snapshots import write_tokens as write_tokens
 from tools.steps import ROOT
@@ -133,14 +143,6 @@ def start(shell, name, snapshot, ranks=1, setup="", options="", steps=STEPS, epo
 def signal_after(step, signum=signal.SIGTERM):
     """Returns the variables with which `SIGNAL` sends a signal after a step of the first epoch."""
     return {"SIGNAL": str(int(signum)), "SIGNAL_AT": f"0 {step * BATCH_SIZE}"}
-
-
-def weights_diff(shell, snapshot, reference):
-    """Returns the largest difference between the weights of two snapshots."""
-    model, other = (load_gpt(shell.folder / path)["model"] for path in (snapshot, reference))
-    assert model.keys() == other.keys()
-    assert all(tensor.dtype == other[name].dtype for name, tensor in model.items())
-    return max_abs_diff([model[name] for name in other], other.values())
 
 
 # Of others, one layer.

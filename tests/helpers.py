@@ -101,6 +101,11 @@ def documented_error(line):
     return line
 
 
+def start(shell, script, options, setup="", ranks=2, **variables):
+    """Starts the ranks of a script after `setup`, as `patch` has it."""
+    return shell.ranks(f"{patch(shell.folder, script, setup)} {options}", ranks, **variables)
+
+
 # What follows is `setup` for `patch`.
 
 MEMORY = """
@@ -306,6 +311,14 @@ def load_state(folder, name):
     """Returns what the snapshot in a folder says by that name: a file, or the newest folder."""
     files = [path for path in folder.glob("snapshot*") if path.suffix != ".tmp"]
     return load_gpt(*files)[name]
+
+
+def weights_diff(shell, snapshot, reference):
+    """Returns the largest difference between the weights of two snapshots."""
+    model, other = (load_gpt(shell.folder / path)["model"] for path in (snapshot, reference))
+    assert model.keys() == other.keys()
+    assert all(tensor.dtype == other[name].dtype for name, tensor in model.items())
+    return max_abs_diff([model[name] for name in other], other.values())
 
 
 def assert_equal(one, other):

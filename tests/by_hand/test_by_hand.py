@@ -4,7 +4,7 @@ import re
 import statistics
 
 import pytest
-from helpers import LONG, MEASURE_MEMORY, first, patch, read_script, resize
+from helpers import LONG, MEASURE_MEMORY, first, patch, read_script, resize, start
 
 from bench.overlap import FORMS, source
 from tools.launch.snapshots import load, max_abs_diff
@@ -134,8 +134,7 @@ def test_memory(shell, script, parts):
     The median of the ranks: at times, some of them hold a message more. While a layer of fsdp.py
     computes, a rank has the whole of it as well.
     """
-    path = patch(shell.folder, script, MEASURE_HELD)
-    output = shell.ranks(f"{path} 1 1 --batch_size 1", 4).succeeds()
+    output = start(shell, script, "1 1 --batch_size 1", MEASURE_HELD, 4).succeeds()
     found = [list(map(int, line.split())) for line in re.findall(r"held (.+)", output)]
     assert len(found) == 4
     growths = [(built, before - built, after - before) for built, before, after in found]
@@ -163,7 +162,7 @@ def test_memory(shell, script, parts):
 def test_refused_models(shell, script, member, message):
     """An unused parameter, or what no layer shards: it would be trained wrongly, or not at all."""
     setup = MODELS["toy"].replace("        with", f"        self.more = {member}\n        with")
-    job = shell.ranks(f"{patch(shell.folder, script, setup)} 1", 2)
+    job = start(shell, script, "1", setup)
     assert job.wait() != 0 and message in job.output, job.output
 
 

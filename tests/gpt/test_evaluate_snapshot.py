@@ -1,6 +1,5 @@
 """gpt/evaluate_snapshot.py: on the same text, it has the val loss of the run."""
 
-import functools
 import math
 import re
 from pathlib import Path
@@ -51,14 +50,12 @@ def cut_val_texts(folder):
         ],
     ),
 )
-def test_val_loss(shell, request, monkeypatch, capsys, name, setup, tolerance):
+def test_val_loss(shell, monkeypatch, capsys, name, setup, tolerance):
     """Two ranks log it, and save its weights in shards."""
     output = start(shell, name, "s", 2, LOG_VAL_LOSS + setup, steps=4).succeeds()
     val_loss = float(re.findall(r"in full (\S+)", output)[-1])
     options, num_tokens = cut_val_texts(shell.folder)
     if setup == FLOAT64:
-        default = torch.get_default_dtype()
-        request.addfinalizer(functools.partial(torch.set_default_dtype, default))
         torch.set_default_dtype(torch.float64)
     monkeypatch.chdir(shell.folder)
     newest = evaluate_snapshot.find_newest(Path("s"))

@@ -5,7 +5,6 @@ test_shards.py shows that it trains alike on any number of ranks, and what build
 
 import argparse
 import copy
-import functools
 from pathlib import Path
 
 import pytest
@@ -110,9 +109,8 @@ def test_no_snapshot_to_export(tmp_path):
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), first(1, [(torch.float32, 1e-5), (torch.float64, 1e-12)], LONG)
 )
-def test_packed_documents(request, monkeypatch, dtype, tolerance):
+def test_packed_documents(monkeypatch, dtype, tolerance):
     """Their loss and gradients are those of each alone, wherever in a chunk it stands."""
-    request.addfinalizer(functools.partial(torch.set_default_dtype, torch.get_default_dtype()))
     torch.set_default_dtype(dtype)  # of the angles of rotary positions, too
     monkeypatch.setattr(torch.Tensor, "float", lambda logits: logits.to(dtype))
     model = documents.GPT(gpt_config(1, 4, 32, 24, n_kv_head=2, **LLAMA), 300, END)
@@ -155,10 +153,9 @@ def test_documents_of_one_token(shell):
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:Full backward hook")  # of CommDebugMode
-def test_tensor_parallelism(request):
+def test_tensor_parallelism():
     """Four all-gathers a layer, as in arXiv 2205.05198. Compiled, it learns the embedding, too."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    request.addfinalizer(dist.destroy_process_group)
     model = llama_tensor_parallel.GPT(gpt_config(1, 4, 32, 8, n_kv_head=2, **LLAMA), 300)
     mesh = init_device_mesh("cpu", (2,))
     parallel.parallelize_module(model, mesh, llama_tensor_parallel.TP_PLAN)
@@ -182,7 +179,6 @@ def test_weights():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     fully_shard(model, mesh=init_device_mesh("cpu", (1,)))  # what init_weights draws is sharded
     model.init_weights(seed=0)
-    dist.destroy_process_group()
     for name, parameter in model.named_parameters():
         weight = parameter.to_local()
         if "norm" in name:

@@ -9,7 +9,7 @@ import re
 import pytest
 import torch
 from gpt_helpers import TINY, write_tiny_text
-from helpers import SHORT_GPT, SHORT_VAL, fences, gpt_config, patch
+from helpers import SHORT_GPT, SHORT_VAL, fences, gpt_config, patch, start
 from torch.nn import functional
 
 from gpt import fsdp, moe
@@ -56,9 +56,8 @@ def test_router_is_in_float32(shell, name):
     """With --compile, too, for which the other files ask for TF32."""
     write_tiny_text(shell)
     setup = "script.Trainer.train = lambda self: print(torch.get_float32_matmul_precision())\n"
-    script = patch(shell.folder, name, SHORT_GPT + setup)
     options = f"1 {TINY} {SHORT_VAL} --text text --compile --generate 0 --n_experts 2 --top_k 1"
-    assert "highest" in shell.ranks(f"{script} {options}", 1).succeeds()
+    assert "highest" in start(shell, name, options, SHORT_GPT + setup, 1).succeeds()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -119,8 +118,8 @@ def print_type(self, *sizes):
 def test_router_in_mixed_precision(shell):
     """It scores in float32, and with the biases that it has: not what was in memory."""
     write_text(shell.folder / "text", 20, 8)
-    script = patch(shell.folder, "gpt/moe.py", MIXED_PRECISION)
-    job = shell.ranks(f"{script} 1 --n_layer 1 --context 8 --val_tokens 8 --text text")
+    options = "1 --n_layer 1 --context 8 --val_tokens 8 --text text"
+    job = start(shell, "gpt/moe.py", options, MIXED_PRECISION, 1)
     assert {*re.findall("scores: (.+)", job.succeeds())} == {"torch.float32"}
 
 

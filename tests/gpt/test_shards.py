@@ -20,7 +20,6 @@ from gpt_helpers import (
     reference,
     signal_after,
     start,
-    weights_diff,
     write_script,
     write_tokens,
 )
@@ -35,6 +34,7 @@ from helpers import (
     first,
     long,
     read_script,
+    weights_diff,
 )
 
 from gpt import fsdp

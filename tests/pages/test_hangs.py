@@ -229,13 +229,10 @@ def test_unused_parameters():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     branches = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
     branches.forward = branches[0].forward
-    try:
-        model = nn.parallel.DistributedDataParallel(branches)
-        model(torch.ones(1, 2)).sum().backward()
-        with pytest.raises(RuntimeError) as error:
-            model(torch.ones(1, 2))
-    finally:
-        dist.destroy_process_group()
+    model = nn.parallel.DistributedDataParallel(branches)
+    model(torch.ones(1, 2)).sum().backward()
+    with pytest.raises(RuntimeError) as error:
+        model(torch.ones(1, 2))
     message = documented_error(
         "Expected to have finished reduction in the prior iteration before starting a new one."
     )

@@ -7,11 +7,10 @@ import sys
 
 import pytest
 import torch
-from helpers import ALL_DONE, fences, needs_slurm, patch, resize, run, snippet
+from helpers import ALL_DONE, fences, needs_slurm, patch, resize, run, snippet, weights_diff
 from torch.utils.data import DataLoader
 
 import singlegpu
-from tools.launch.snapshots import load, max_abs_diff
 from tools.steps import ROOT
 
 PAGE = (ROOT / "docs" / "slow_data.md").read_text()
@@ -97,8 +96,7 @@ def test_trains_as_before(tmp_path, shell):
     shell.ranks(command, 2, DATA="data.zip", READ="read").succeeds()
     plain.succeeds()
     assert_each_sample_once(tmp_path / "read")
-    weights, expected = (load(tmp_path / name)["model"] for name in ("zipped.pt", "plain.pt"))
-    assert max_abs_diff(weights.values(), expected.values()) == 0
+    assert weights_diff(shell, "zipped.pt", "plain.pt") == 0
 
 
 def test_stream_ends_on_all_ranks(tmp_path, shell):

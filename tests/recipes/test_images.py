@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from helpers import FORK, patch, read_script
+from helpers import FORK, read_script, start
 from rankcheck.launch.jobs import pretend_gpus
 from torch import nn
 from torch.utils.data import DataLoader
@@ -47,8 +47,7 @@ def test_shifts_depend_on_sample_and_epoch():
 def test_batch_norm_is_synchronized(shell):
     convert = 'lambda model: print("converted") or model'  # pretended GPUs have no kernel for it
     setup = f"script.nn.SyncBatchNorm.convert_sync_batchnorm = {convert}"
-    ranks = shell.ranks(f"{patch(shell.folder, SCRIPT, setup)} 1", 2, **pretend_gpus(2))
-    assert ranks.succeeds().count("converted") == 2
+    assert start(shell, SCRIPT, "1", setup, **pretend_gpus(2)).succeeds().count("converted") == 2
 
 
 @pytest.mark.parametrize(("number", "ranks"), [(0, 1), (1, 2)])

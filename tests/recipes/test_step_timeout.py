@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from helpers import assert_equal, needs_slurm, patch, position, read_script, snippet
+from helpers import assert_equal, needs_slurm, patch, position, read_script, snippet, start
 
 from tools.compose.compose import compose
 from tools.steps import ROOT
@@ -59,8 +59,7 @@ def test_none_is_late(shell):
 
 def test_store_that_does_not_answer(shell):
     """The rank ends all the same, by a timer of its own."""
-    script = patch(shell.folder, SCRIPT, read_script("dead_store.py"))
-    job = shell.ranks(f"{script} 100 --step_timeout 2")
+    job = start(shell, SCRIPT, "100 --step_timeout 2", read_script("dead_store.py"), 1)
     assert job.wait() == 1
     assert "Timeout (0:00:01" in job.output and "in check\n" in job.output
 

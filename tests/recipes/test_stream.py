@@ -42,10 +42,9 @@ def record(self, inputs, targets):
     ("source", "dtype", "tolerance"),
     first(1, [("", torch.float32, 1e-6), ("--shards .", torch.float64, 1e-12)], LONG),
 )
-def test_each_line_once(shell, request, source, dtype, tolerance):
+def test_each_line_once(shell, source, dtype, tolerance):
     """As in an unbroken run of one process, and in a plain loop over the batches of that."""
     torch.set_default_dtype(dtype)
-    request.addfinalizer(lambda: torch.set_default_dtype(torch.float32))
     samples = torch.randn(sum(SIZES), 10)
     for number, shard in enumerate(samples.split(SIZES)):
         lines = "".join(f"{sample}\n" for sample in shard.tolist())

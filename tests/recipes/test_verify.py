@@ -3,10 +3,8 @@
 import re
 
 import pytest
-from helpers import BATCH_NORM_AND_DROPOUT, at_step, fences, patch, read_script
+from helpers import BATCH_NORM_AND_DROPOUT, at_step, fences, patch, read_script, start, weights_diff
 from rankcheck.launch.jobs import pretend_gpus
-
-from tools.launch.snapshots import load, max_abs_diff
 
 FLIP_BIT = "self.model.module.net2.weight.data.view(torch.int32)[3, 4] ^= rank == 1"
 # Weights that DDP does not see: no gradient, or not there when it was made.
@@ -76,17 +74,16 @@ FAULTS = {
 def test_one_bit_of_one_weight(shell, ranks, named):
     """Found at the next comparison, such as an epoch's first; all ranks end."""
     step, every, found = (37, 10, 40) if ranks == 3 else (64, 1000, 65)
-    script = patch(shell.folder, "recipes/verify.py", at_step(step, FLIP_BIT))
-    job = shell.ranks(f"{script} 4 --verify_every {every}", ranks)
+    options = f"4 --verify_every {every}"
+    job = start(shell, "recipes/verify.py", options, at_step(step, FLIP_BIT), ranks)
     job.fails(f"step {found}: net2.weight differs on ranks {named}")
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_fault_is_named(shell, fault):
     setup, line = FAULTS[fault]
-    script = patch(shell.folder, "recipes/verify.py", setup)
     variables = pretend_gpus(3) if fault == "GPU" else {}
-    job = shell.ranks(f"{script} 4 --verify_every 10", 3, **variables)
+    job = start(shell, "recipes/verify.py", "4 --verify_every 10", setup, 3, **variables)
     job.fails()
     assert re.search(line, job.output), job.output
 
@@ -104,14 +101,11 @@ nn.MSELoss = lambda: lambda outputs, targets: (outputs - targets[:, None]).float
 
 def test_no_false_alarm(shell):
     """With dropout, augmentation and BatchNorm, whose statistics differ; it trains as the stage."""
-    weights = []
-    for name, option in [("multinode.py", ""), ("recipes/verify.py", "--verify_every 1")]:
-        script = patch(shell.folder, name, BATCH_NORM_AND_DROPOUT + NOISE)
-        command = f"{script} 2 {option} --batch_size 128 --snapshot_path {shell.folder}/a.pt"
-        shell.ranks(command, 3).succeeds()
-        weights.append(load(shell.folder / "a.pt")["model"].values())
-        (shell.folder / "a.pt").unlink()
-    assert max_abs_diff(*weights) == 0
+    runs = [("plain", "multinode.py", ""), ("verified", "recipes/verify.py", "--verify_every 1")]
+    for path, name, option in runs:
+        options = f"2 {option} --batch_size 128 --snapshot_path {path}"
+        start(shell, name, options, BATCH_NORM_AND_DROPOUT + NOISE, 3).succeeds()
+    assert weights_diff(shell, "verified", "plain") == 0
 
 
 INFINITE_WEIGHT = "self.model.module.net2.bias.data[0] = float('inf') if rank == 1 else 0"

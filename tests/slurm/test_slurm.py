@@ -23,12 +23,12 @@ from helpers import (
     pause,
     run,
     snippet,
-    weights_and_momentum,
+    weights_diff,
 )
 from rankcheck.launch.jobs import TimeLimit
 from torch.distributed.launcher.api import LaunchConfig
 
-from tools.launch.snapshots import logged_positions, max_abs_diff
+from tools.launch.snapshots import logged_positions
 from tools.steps import ROOT
 
 pytestmark = needs_slurm
@@ -679,9 +679,7 @@ def test_mpirun(cluster, shell):
     for node in (1, 2):
         assert len(re.findall(rf">:rank . of 4 on node{node} starts", job.output)) == 2, job.output
     assert_trained(shell.folder / "by_hand.pt", 4, 128)
-    weights, _ = weights_and_momentum(shell.folder / "by_hand.pt")
-    result, _ = weights_and_momentum(shell.folder / "mpirun.pt")
-    assert max_abs_diff(result, weights) < 1e-6
+    assert weights_diff(shell, "mpirun.pt", "by_hand.pt") < 1e-6
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from helpers import (
     pause,
     position,
     resize,
+    start,
     weights_and_momentum,
 )
 from rankcheck.launch.jobs import free_port
@@ -198,10 +199,7 @@ def test_resumed_by_each_stage(shell):
         if saved:
             assert position(shell.folder / "snapshot.pt") == saved, job.output
     torch.set_default_dtype(torch.float64)
-    try:
-        assert_trained(shell.folder / "snapshot.pt", 7, batch_size, 1e-12, size=size)
-    finally:
-        torch.set_default_dtype(torch.float32)
+    assert_trained(shell.folder / "snapshot.pt", 7, batch_size, 1e-12, size=size)
 
 
 # elastic_ddp.py: every sample counts once. Nodes come and go in tests/faults/chaos.py.
@@ -214,9 +212,8 @@ ELASTIC_STEPS = 32  # per epoch: global batches of 64 of 2048 samples
 )
 def test_uneven_shards(shell, ranks, size, batch_size):
     """50 samples are no multiple of 3, and the last batch has but 47; of 1, rank 1 has none."""
-    script = patch(shell.folder, ELASTIC, resize(size))
-    job = shell.ranks(f"{script} 4 1 --global_batch_size {batch_size}", ranks)
-    output = job.succeeds()
+    options = f"4 1 --global_batch_size {batch_size}"
+    output = start(shell, ELASTIC, options, resize(size), ranks).succeeds()
     starts = re.findall(r"rank (\d) of (\d) on \S+ starts", output)
     assert sorted(starts) == [(str(rank), str(ranks)) for rank in range(ranks)]
     losses = assert_trained(shell.folder / "snapshot.pt", 4, batch_size, size=size)

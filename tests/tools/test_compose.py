@@ -6,10 +6,9 @@ import shlex
 import sys
 
 import pytest
-from helpers import LONG, SIGNAL, curves, edit, first, patch, run
+from helpers import LONG, SIGNAL, curves, edit, first, patch, run, weights_diff
 
 from tools.compose.compose import compose, read_old
-from tools.launch.snapshots import load_gpt, max_abs_diff
 from tools.steps import ROOT, STAGES
 
 
@@ -148,8 +147,7 @@ def test_own_script(shell):
     assert "val loss" in output and curves(shell.folder / "snapshot.pt.logs")
     # It has trained as on one rank with the first recipe alone.
     shell.ranks(f"{shell.folder}/1.py 2 1 --batch_size 64 --snapshot_path one").succeeds()
-    weights, expected = (load_gpt(shell.folder / path)["model"] for path in ("snapshot.pt", "one"))
-    assert max_abs_diff(weights.values(), expected.values()) < 1e-5
+    assert weights_diff(shell, "snapshot.pt", "one") < 1e-5
 
 
 @pytest.mark.parametrize("order", first(1, [*map("".join, itertools.permutations("012"))], LONG))
