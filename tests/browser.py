@@ -9,9 +9,6 @@ import threading
 import pytest
 
 BROWSER = next(filter(None, map(shutil.which, ["chromium", "google-chrome"])), None)
-needs_browser = pytest.mark.skipif(
-    not BROWSER, reason="get the browser test with: sudo apt-get install chromium (or Chrome)"
-)
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
@@ -39,6 +36,8 @@ def browser_of(site):
     """Yields a tab of a browser, and the address of the site."""
     from playwright.sync_api import sync_playwright
 
+    if not BROWSER:
+        pytest.skip("get the browser test with: sudo apt-get install chromium (or Chrome)")
     with served(site) as address, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
         yield browser.new_page(viewport={"width": 1280, "height": 900}), address

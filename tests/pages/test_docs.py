@@ -11,13 +11,12 @@ from pathlib import Path
 from urllib.parse import parse_qsl
 
 import pytest
-from browser import browser_of, needs_browser, served
+from browser import browser_of, served
 from helpers import IGNORED, NIGHTLY, fences, run
 
 from tools import steps
 from tools.compose.compose import compose
 from tools.formulas import calculator
-from tools.pages.fences import essential
 from tools.pages.moved import MOVED
 from tools.steps import ROOT, diff_lines
 from tools.units.stored import DOCSTRING, NOTHING, digests, load, split
@@ -73,13 +72,6 @@ def test_make_docs_fails_in_words(tmp_path, file):
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize("text", ["dist.", "nowhere"])
-def test_essential_lines_are_unambiguous(text):
-    """One that is in several changed lines, or in none any more, is named."""
-    with pytest.raises(ValueError, match=f"{text!r}, not one"):
-        essential("multigpu.py", "mp.spawn(", text)
-
-
 def test_pages_are_as_made(tmp_path):
     """Each shows the code as it is, and every changed line, or `make docs` would have failed."""
     copy = shutil.copytree(ROOT, tmp_path / "copy", ignore=IGNORED, symlinks=True)
@@ -101,7 +93,6 @@ MADE = {
 
 
 @pytest.mark.long
-@needs_browser
 def test_scripts_of_the_pages_run(site):
     problems = []
     with browser_of(site) as (page, address):
@@ -113,7 +104,6 @@ def test_scripts_of_the_pages_run(site):
 
 
 @pytest.mark.long
-@needs_browser
 def test_old_addresses_lead_on(site):
     """To the page that has the text now: with its section, or the one that was asked for."""
     with browser_of(site) as (page, address):
@@ -151,7 +141,6 @@ def aborted(request):
 
 
 @pytest.mark.long
-@needs_browser
 @pytest.mark.parametrize("every", [30, pytest.param(1, marks=NIGHTLY)])
 def test_site_in_a_browser(site, every):
     """Pages at two widths: nothing fails, sticks out, or is hard to read, light or dark."""
@@ -206,7 +195,6 @@ SEARCHES = {
 
 
 @pytest.mark.long
-@needs_browser
 def test_search_of_a_file(site):
     """It finds pages when the site is opened without a server, too."""
     from playwright.sync_api import expect
@@ -252,7 +240,6 @@ SHOWN = """(lines) => lines.map(
 
 
 @pytest.mark.long
-@needs_browser
 def test_a_touched_line_says_what_falls_without_it(site):
     """A click or a key on a changed line of a diff marks its unit, and names what fails."""
     answers = load()["multigpu.py"]
@@ -284,7 +271,6 @@ def test_a_touched_line_says_what_falls_without_it(site):
 
 
 @pytest.mark.long
-@needs_browser
 def test_any_two_files_can_be_compared(site):
     """Those that a page or an address names, or that one chooses, with every line that differs."""
 
@@ -312,7 +298,6 @@ def test_any_two_files_can_be_compared(site):
 
 
 @pytest.mark.long
-@needs_browser
 def test_composed_in_the_page(site):
     """A script that is chosen there is the one that the command writes, to the byte."""
     with browser_of(site) as (page, address):
@@ -366,7 +351,6 @@ def calculate(query, monkeypatch, capsys):
 
 
 @pytest.mark.long
-@needs_browser
 def test_calculator_in_the_page(site, monkeypatch, capsys):
     """Its figures are those of tools/formulas/calculator.py; its state stands in the address."""
     with browser_of(site) as (page, address):
@@ -404,7 +388,6 @@ def test_worked_questions(monkeypatch, capsys):
 
 
 @pytest.mark.long
-@needs_browser
 def test_what_a_training_costs(site):
     """Of the tokens of a second that the page shows: hours, GPU hours and money."""
     with browser_of(site) as (page, address):

@@ -160,14 +160,6 @@ def test_cascade_names_what_it_cannot_carry(copy):
         assert re.search(f"^cascade: {line}$", result.stderr, re.MULTILINE), result.stderr
 
 
-@pytest.mark.parametrize("name", ["nosuch.py", "by_hand/tensor_parallel.py"])
-def test_cascade_of_nothing(copy, name):
-    result = cascade(copy, name)
-    assert result.returncode == 1
-    assert result.stderr.startswith("cascade: ")
-    assert "Traceback" not in result.stderr
-
-
 @pytest.mark.long
 def test_recipe_is_begun(tmp_path):
     """What `make docs` misses is only what a person must write; tests and style accept the rest."""
@@ -213,7 +205,6 @@ OLD_FILES = "-o requirements.txt -o requirements/dev.txt -o constraints.txt"
 COMMANDS = [
     ("make help", "make learn"),
     ("make --dry-run check STAGE=multigpu FILE=a.py", "judge.check multigpu 'a.py'"),
-    pytest.param("python -m tools.chain.run --help", "usage: run.py", marks=pytest.mark.long),
     ("python -m tools.edits 1", "class Trainer:"),
     pytest.param("python -m tools.formulas.scaling", "best interval", marks=pytest.mark.long),
     # Which figures come out depends on the machine.

@@ -6,7 +6,7 @@ import pytest
 from helpers import read_script
 
 from tools.judge.stages import STAGES
-from tools.steps import ALL, ROOT, diff_lines
+from tools.steps import ALL, diff_lines
 from tools.units import __main__ as units
 from tools.units import answers
 from tools.units.cut import Cut
@@ -88,16 +88,3 @@ def test_an_edited_line_is_asked_again(tmp_path, monkeypatch):
     known, rest = units.sort_pieces(cut, stored)
     assert [cut.lines(own) for own in known.values()] == [moved]
     assert cut.lines(rest) == ["-a = 1", "+a = 3"]
-
-
-def test_a_test_that_is_not_there():
-    text = (ROOT / "multigpu.py").read_text()
-    with pytest.raises(ValueError, match="0 files have a test test_nothing"):
-        answers.test("multigpu.py", text, "test_nothing")
-
-
-@pytest.mark.long
-def test_a_case_that_is_not_there():
-    text = (ROOT / "multigpu.py").read_text()
-    with pytest.raises(RuntimeError, match="did not run"):
-        answers.test("multigpu.py", text, f"{NAMED}[no case]")

@@ -5,9 +5,8 @@ import re
 
 import pytest
 import torch
-from browser import browser_of, needs_browser
+from browser import browser_of
 from helpers import first, load_state, patch, read_script, resize, run
-from rankcheck.watch.page import write_page
 
 from tools.steps import ROOT
 from tools.watch.recordings import RECORDINGS
@@ -40,7 +39,6 @@ def test_recording_changes_nothing(shell):
 
 
 @pytest.mark.long
-@needs_browser
 def test_hang(tmp_path):
     """The end of the page says which rank waits in which line, and for what."""
     batch = "            self._run_batch(inputs, targets)\n"
@@ -67,31 +65,6 @@ def test_hang(tmp_path):
     )
 
 
-@pytest.mark.long
-@needs_browser
-def test_groups(tmp_path):
-    """A rank is held in a collective until those of its group are there; all ranks are in sight."""
-    samples = {"samples": " ".join(map(str, range(500, 564)))}
-    early, late = ([[line, None, samples] for line in range(1, n)] for n in (2, 3))
-    ends = {group: [[3, "all_reduce", {}, group], [4, None, {}]] for group in ((0, 1), (2, 3))}
-    ranks = [early + ends[0, 1], ends[0, 1], late + ends[2, 3], late + ends[2, 3]]
-    files = {"groups.py": {"attempts": [ranks], "end": "", "code": [0, 0, 0, 0]}}
-    write_page(tmp_path / "page.html", "groups.py", "", {"lines": ["pass"], "files": files})
-    with browser_of(tmp_path) as (page, address):
-        said = []
-        for step in range(4):
-            page.goto(f"{address}/page.html?step={step}")
-            said.append(page.locator(".says").inner_text())
-            table = page.locator(".values")
-            assert table.evaluate("table => table.scrollWidth <= table.clientWidth")
-    assert said == [
-        "Rank 1 waits in line 3: all_reduce.",
-        "Ranks 0, 1 are in a collective: all_reduce.",
-        "Ranks 2, 3 are in a collective: all_reduce.",
-        "Ranks 0, 1 have ended. The run has ended.",
-    ]
-
-
 def go_to(page, collective):
     """Presses "Next collective" until the player names one."""
     for _ in range(30):
@@ -102,7 +75,6 @@ def go_to(page, collective):
 
 
 @pytest.mark.long
-@needs_browser
 def test_player(site):
     """Each recording plays to its end; a mean of gradients is that of the ranks' own."""
     with browser_of(site) as (page, address):
@@ -130,6 +102,8 @@ def test_player(site):
         page.click("summary:text('Watch it run')")
         assert "FSDP: all-reduce" in page.locator(".says").inner_text()
         go_to(page, "Ranks 0, 2 are in a collective: FSDP: all-reduce")
+        table = page.locator(".values")  # where all four are in sight
+        assert table.evaluate("table => table.scrollWidth <= table.clientWidth")
 
 
 HELD = {  # by each of two ranks at some time: weights of the model, and of the optimizer's state

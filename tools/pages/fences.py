@@ -120,27 +120,18 @@ def changed_units(step):
         return {name: stripped(lines) for name, lines in new.items()}
     old = units(step.base)
     diffs = {name: diff(old.get(name, []), new.get(name, [])) for name in [*new, *old]}
-    diffs |= {name: [diffs[name][0], "-    ..."] for name in long_removed_units(step)}
+    for name in old.keys() - new.keys():
+        if len(old[name]) > MAX_REMOVED_LINES:
+            diffs[name] = [diffs[name][0], "-    ..."]
     return {name: lines for name, lines in diffs.items() if lines}
-
-
-def long_removed_units(step):
-    """Returns the long units that a step drops whole."""
-    old, new = units(step.base), units(step.file)
-    return [name for name in old if name not in new and len(old[name]) > MAX_REMOVED_LINES]
-
-
-def signed_lines(old, new):
-    """Returns all lines of both, each with its sign."""
-    changes = difflib.unified_diff(old, new, n=len(old) + len(new), lineterm="")
-    return list(changes)[3:] or [f" {line}" for line in new]
 
 
 def marked_units(file):
     """Yields each unit of a file: its name, and its lines, with a + where its step adds them."""
     old = units(step_to(file).base)
     for name, new in units(file).items():
-        lines = signed_lines(old.get(name, []), new)
+        changes = difflib.unified_diff(old.get(name, []), new, n=len(new), lineterm="")
+        lines = list(changes)[3:] or [f" {line}" for line in new]
         yield name, [line for line in lines if not line.startswith("-")]
 
 
