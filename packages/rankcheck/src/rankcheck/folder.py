@@ -14,6 +14,7 @@ from pathlib import Path
 SNAPSHOTS = (".pt", ".pth", ".pth.tar", ".ckpt", ".safetensors", ".distcp")
 MAX_LOOKED_AT = 2000  # files of a folder in which a snapshot is looked for
 REFUSAL = "rankcheck does not let it write over"
+ADVICE = "let it write to a relative path, or only read it (numpy.memmap needs mode='r')"
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
@@ -77,7 +78,7 @@ class Guard:
                 fcntl.flock(lock, fcntl.LOCK_EX)  # another rank may do the same
                 self.replace_links(path, empty)
         elif path.is_file() and not path.is_relative_to("/dev") and self.is_old(path):
-            raise PermissionError(f"{REFUSAL} {path}: let it write to a relative path")
+            raise PermissionError(f"{REFUSAL} {path}: {ADVICE}")
 
     def is_old(self, path):
         cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()

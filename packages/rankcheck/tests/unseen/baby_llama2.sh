@@ -1,10 +1,9 @@
 # https://github.com/DLLXW/baby-llama2-chinese at 98a20dbb35
-# rankcheck --empty --launcher torchrun /CLONE/pretrain.py
-# DATA: baby_llama2.bin: 2560 random uint16 below 200
+# rankcheck --launcher torchrun /CLONE/pretrain.py
+# In a folder with data/pretrain_data.bin: 2560 random uint16 below 200
 cd /CLONE
 ed -s pretrain.py <<'END'
 289s/else 4/else 1/
-274s|./data/pretrain_data.bin|/DATA/baby_llama2.bin|
 202s/80000/60/
 201s/1000/2/
 189s/8/2/

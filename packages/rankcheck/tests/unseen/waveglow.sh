@@ -1,5 +1,5 @@
 # https://github.com/NVIDIA/waveglow at 8afb643df5
-# rankcheck --empty --resume='-c /CLONE/resume.json' /CLONE/distributed.py -c /CLONE/config.json
+# rankcheck --empty --launcher python --resume='-c /CLONE/resume.json' /CLONE/distributed.py -c /CLONE/config.json
 # resume.json names a checkpoint, which is all that distinguishes it from config.json. A stand-in takes the place of the submodule tacotron2; the waves are random
 cd /CLONE
 ed -s distributed.py <<'END'

@@ -204,7 +204,7 @@ def kill(facts):
         yield from resumed
         rules = [finding.rule for finding in resumed]
         compared = not {"RC502", "RC504"} & {*rules} and rules.count("RC501") <= len(facts.allowed)
-        if compared:
+        if compared and any(map(loads_of, facts.runs)):
             yield from kills_in_a_save(facts, save)
             yield from on_other_ranks(facts, save, at)
         yield from stop(facts, at)
@@ -416,7 +416,9 @@ def same_steps(steps, others):
 def compare_ranks(facts, whole, again, save, started):
     """Returns what is found on the first rank on which something is, or on rank 0."""
     epochs = [[e["at"] for e in events if e.get("trains")] for events in whole.ranks]
-    ranks = list(zip(epochs, whole.steps, again.steps, strict=False))
+    ranks = [part for part in zip(epochs, whole.steps, again.steps, strict=False) if all(part[1:])]
+    if not ranks:
+        return [unseen("how it survives a kill: on some ranks, it made no step")]
     found = [list(compare(facts, *steps, again, save, started)) for steps in ranks]
     return next((one for one in found if any(f.rule for f in one)), found[0])
 

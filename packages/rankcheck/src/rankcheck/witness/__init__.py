@@ -76,7 +76,7 @@ class State:
         self.products = {}  # of the gradients that this process has computed, by parameter
         self.last_syncs = False  # whether the last pass has averaged it
         self.eval_place = ""  # the line that has last called eval()
-        self.syncs = {}  # how many passes have averaged a parameter's gradient
+        self.syncs = {}  # the passes that have averaged a parameter's gradient
         self.losses = []  # on which a backward pass was called, and of how many samples
         self.on_file_event = []  # functions of what rank 0 does to a file: see witness.files
         self.meetings = 0  # how many collectives and barriers the script has called

@@ -53,9 +53,12 @@ def product(tensor):
 
 
 def averages():
-    """Whether DDP averages the gradients of the backward pass that runs now."""
+    """Whether DDP averages the gradients of the backward pass that runs now.
+
+    It has decided so in its forward, which is what no_sync must contain.
+    """
     wrappers = [root for root in state.roots if isinstance(root, DistributedDataParallel)]
-    return any(wrapper.require_backward_grad_sync for wrapper in wrappers)
+    return any(wrapper.require_forward_param_sync for wrapper in wrappers)
 
 
 def follow(result, optimizer, group):
@@ -63,8 +66,9 @@ def follow(result, optimizer, group):
 
     def add(key, gradient):
         state.products[key] = state.products.get(key, 0.0) + product(gradient)
-        state.syncs[key] = state.syncs.get(key, 0) + averages()
         state.last_syncs = averages()
+        if state.last_syncs:  # a part that is computed again has its gradient twice in a pass
+            state.syncs.setdefault(key, set()).add(state.passes)
 
     if optimizer not in state.optimizers:
         state.optimizers.append(optimizer)
@@ -181,7 +185,7 @@ def describe_gradients(parameters):
         "has_gradient": any(value is not None for value in own),
         "largest": max((float(g.abs().max()) for g in gradients if g.numel()), default=0.0),
         "ddp": all(id(p) in state.wrapped for p in trained),
-        "syncs": max((state.syncs.pop(id(p), 0) for p in parameters), default=0),
+        "syncs": max((len(state.syncs.pop(id(p), ())) for p in parameters), default=0),
         "last_syncs": state.last_syncs,
         "searches": all_used and any(state.wrapped.get(id(p)) for p in trained),
     }
