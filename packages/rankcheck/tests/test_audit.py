@@ -76,6 +76,7 @@ SAID = {
         "the gradients of 8 samples are cleared",
     ],
     "curriculum": ["each epoch has the same order: the samples are not shuffled"],
+    "one_function": ["draws different random numbers in a step"],
     "one_list_twice": ["each epoch has the same order: the samples are not shuffled"],
     "gan": ["the optimizer's state is not saved", "begins from scratch"],
     "rank_folders": ["is renamed without fsync"] * 4,

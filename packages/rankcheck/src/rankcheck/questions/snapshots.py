@@ -14,6 +14,8 @@ from torch.serialization import get_unsafe_globals_in_checkpoint
 from rankcheck.questions.facts import Failure, epochs_of, error, ok, one_line, unseen, warning
 from rankcheck.questions.gradients import same
 
+UNKNOWN = "how it survives a kill"
+
 
 def size_of(path):
     return sum(file.stat().st_size for file in [path, *path.rglob("*")] if file.is_file())
@@ -190,12 +192,12 @@ def kill(facts):
     save = next((save for save in saves if save["at"] in times[:1]), None)
     compared = True
     if facts.args.no_kill:
-        yield unseen("how it survives a kill: --no-kill")
+        yield unseen(f"{UNKNOWN}: --no-kill")
     elif facts.outside:
         text = f"it saves to {facts.outside[0]}; let it save to a relative path"
-        yield unseen(f"how it survives a kill: {text}")
+        yield unseen(f"{UNKNOWN}: {text}")
     elif not times:
-        yield unseen("how it survives a kill: it calls no torch.save before the last step here")
+        yield unseen(f"{UNKNOWN}: it calls no torch.save before the last step here")
     else:
         number = killed_after(facts.whole_run(), times)
         save = next(save for save in saves if save["at"] == times[number])
@@ -204,7 +206,8 @@ def kill(facts):
         yield from resumed
         rules = [finding.rule for finding in resumed]
         compared = not {"RC502", "RC504"} & {*rules} and rules.count("RC501") <= len(facts.allowed)
-        if compared and any(map(loads_of, facts.runs)):
+        unknown = any(finding.text.startswith(UNKNOWN) for finding in resumed)
+        if compared and not unknown:
             yield from kills_in_a_save(facts, save)
             yield from on_other_ranks(facts, save, at)
         yield from stop(facts, at)
@@ -239,7 +242,7 @@ def resume(facts, save, at):
     again = facts.rerun("killed", facts.args.resume, AUDIT_SEED="7")
     started = f"killed in step {at + 1} and started again, it"
     if not (killed.steps and all(map(same_steps, killed.steps, whole.steps))):
-        yield unseen("how it survives a kill: two runs with the same seed differ")
+        yield unseen(f"{UNKNOWN}: two runs with the same seed differ")
         return
     if not again.steps:
         yield no_step(again, save, started)
@@ -418,7 +421,7 @@ def compare_ranks(facts, whole, again, save, started):
     epochs = [[e["at"] for e in events if e.get("trains")] for events in whole.ranks]
     ranks = [part for part in zip(epochs, whole.steps, again.steps, strict=False) if all(part[1:])]
     if not ranks:
-        return [unseen("how it survives a kill: on some ranks, it made no step")]
+        return [unseen(f"{UNKNOWN}: on some ranks, it made no step")]
     found = [list(compare(facts, *steps, again, save, started)) for steps in ranks]
     return next((one for one in found if any(f.rule for f in one)), found[0])
 
@@ -462,8 +465,10 @@ def compare_steps(epochs, whole, steps, is_whole, number, load, started, draws, 
     rest = len(whole) - number
     trains_alike = all(same(a, b) for a, b in pairs)
     skips = steps[0]["scale"] is not None and draws_alike(steps, whole[number:])
-    same_samples = skips or all(takes_same(a, b) for a, b in pairs)
-    are_equal = (skips and not draws) or all(a["samples"] == b["samples"] for a, b in pairs)
+    # A second optimizer's step may take no batch, but only numbers that are drawn anew.
+    batches = [pair for pair in pairs if any(step["indices"] for step in pair)] or pairs
+    same_samples = skips or all(takes_same(a, b) for a, b in batches)
+    are_equal = (skips and not draws) or all(a["samples"] == b["samples"] for a, b in batches)
     schedule = lost_schedule(pairs)
     if schedule and not trains_alike:
         yield warning("RC508", load, f"{started} does not resume its learning rate: {schedule}")
@@ -476,7 +481,7 @@ def compare_steps(epochs, whole, steps, is_whole, number, load, started, draws, 
         yield resumes(whole, pairs, is_whole, number, load, started)
     elif draws and same_samples and not are_equal:
         yield unseen("whether it trains on as without a kill: random numbers make its samples")
-    elif not same_samples or not are_equal:
+    elif not same_samples or not (are_equal or any(step["random"] for step in steps)):
         yield other_samples(whole, steps, is_whole and not draws, number, load, started)
     elif not lacks and not schedule:
         rule, text = difference(pairs)
@@ -548,11 +553,17 @@ def is_rounded(step, other):
 
 
 def takes_same(step, other):
-    """Whether two steps take the same samples, by their indices if they have any."""
+    """Whether two steps take the same samples, by their contents, or else by their indices.
+
+    An evaluation's may come before the indices, if its batches came where gradients were on.
+    """
+    if step["samples"] == other["samples"]:
+        return True
     indices, others = step["indices"], other["indices"]
     if indices and others and None not in indices + others:
-        return indices == others
-    return step["samples"] == other["samples"]
+        size = min(len(indices), len(others))
+        return indices[-size:] == others[-size:]
+    return False
 
 
 def difference(pairs):
