@@ -75,10 +75,12 @@ SAID = {
         "model.pt is renamed without fsync",
         "the gradients of 8 samples are cleared",
     ],
+    "diloco": ["it saves only at its end"],
     "curriculum": ["each epoch has the same order: the samples are not shuffled"],
     "one_function": ["draws different random numbers in a step"],
     "one_list_twice": ["each epoch has the same order: the samples are not shuffled"],
     "gan": ["the optimizer's state is not saved", "begins from scratch"],
+    "spawned_ddp": ["it always takes port 12355", "it saves only at its end"],
     "rank_folders": ["is renamed without fsync"] * 4,
     "zero": ["zero.pt is renamed without fsync"],
 }
@@ -204,3 +206,67 @@ def test_resume_on_other_ranks(tmp_path):
     (warned,) = [f for f in found if f.rule == "RC515"]
     assert "on 3 ranks, it resumes after step 8: 62 samples are left out" in warned.text
     assert any("on one rank, it resumes after step 8, and trains" in f.text for f in found)
+
+
+@pytest.mark.long
+def test_files_that_are_not_replaced_together(tmp_path):
+    source = (SCRIPTS / "functions.py").read_text()
+    second = 'torch.save(optimizer.state_dict(), "adam.tmp"); os.rename("adam.tmp", "adam.pt")'
+    source = source.replace('"last.pt")\n\n', f'"last.pt"); {second}\n\n', 1)
+    source = source.replace('state["optimizer"])', 'torch.load("adam.pt", map_location="cpu"))')
+    (tmp_path / "two_files.py").write_text(source)
+    found = audit(tmp_path, tmp_path / "two_files.py")
+    (warned,) = [f for f in found if f.rule == "RC513"]
+    assert "while it writes adam.tmp, " in warned.text
+    assert "has the weights of step 16, and another optimizer's state" in warned.text
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("in_turn", [False, True])
+def test_downloads(tmp_path, in_turn):
+    """Two ranks at the same time, or one after the other."""
+    package = tmp_path / "torchvision" / "datasets"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").touch()
+    (package / "__init__.py").write_text("class MNIST:\n    def download(self):\n        pass\n")
+    calls = ["__import__('torchvision.datasets').datasets.MNIST().download()"]
+    if in_turn:
+        calls = ["if local_rank: dist.barrier()", *calls, "if not local_rank: dist.barrier()"]
+    lines = "".join(f"    {call}\n" for call in calls)
+    source = (SCRIPTS / "functions.py").read_text()
+    (tmp_path / "loads.py").write_text(source.replace("    generator =", f"{lines}    generator ="))
+    found = audit(tmp_path, "--no-kill", "--no-replay", tmp_path / "loads.py")
+    text = "2 ranks download MNIST at the same time, into the same files"
+    assert [f.text for f in found if f.rule == "RC115"] == ([] if in_turn else [text])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["online", "disabled"])
+def test_each_rank_starts_a_run(tmp_path, mode):
+    (tmp_path / "wandb.py").write_text("def init(mode):\n    pass\n")
+    source = (SCRIPTS / "functions.py").read_text()
+    call = f"    import wandb; wandb.init(mode='{mode}')\n    generator ="
+    (tmp_path / "tracks.py").write_text(source.replace("    generator =", call))
+    found = audit(tmp_path, "--no-kill", "--no-replay", tmp_path / "tracks.py")
+    text = "each rank starts a run of Weights & Biases: rank 0 is enough"
+    assert [f.text for f in found if f.rule == "RC708"] == ([text] if mode == "online" else [])
+
+
+STARTS = """
+if "RANK" not in os.environ:
+    import subprocess, sys
+
+    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29555"}
+    ranks = [os.environ | world | {"RANK": rank, "LOCAL_RANK": rank} for rank in "01"]
+    ranks = [subprocess.Popen([sys.executable, __file__], env=rank) for rank in ranks]
+    sys.exit(max(rank.wait() for rank in ranks))
+"""
+
+
+@pytest.mark.long
+def test_ranks_that_are_started_as_commands(tmp_path):
+    source = (SCRIPTS / "functions.py").read_text().replace("set_epoch", "set_epoch if 0 else int")
+    (tmp_path / "starts.py").write_text(source.replace("\nNAMES", f"{STARTS}\nNAMES"))
+    options = ["--no-replay", "--no-kill", "--launcher", "python"]
+    found = audit(tmp_path, *options, tmp_path / "starts.py")
+    assert [f.rule for f in found if f.level == "error"] == ["RC201"], found

@@ -11,7 +11,7 @@ import traceback
 from pathlib import Path
 
 from rankcheck import CannotRunError, folder
-from rankcheck.launch.jobs import Shell, free_port
+from rankcheck.launch.jobs import STARTUP, Shell, free_port
 from rankcheck.launch.run import Run, start_observed
 from rankcheck.launch.scripts import launcher, sources
 from rankcheck.progress import Progress
@@ -27,14 +27,17 @@ QUESTIONS = (
     ("steps", training.gradients),
     ("steps", training.weights),
     ("costs", training.costs),
+    ("data", ends.downloads),
     ("data", data.samples),
     ("data", data.order),
     ("data", data.random_numbers),
     ("data", data.evaluation),
     ("prints", log.losses),
     ("prints", log.scores),
+    ("prints", log.runs),
     ("steps", one_process.gradient),
     ("steps", nodes.several),
+    ("ends", ends.port),
     ("saves", snapshots.files),
     ("saves", snapshots.kill),
     ("ends", ends.caught),
@@ -79,8 +82,14 @@ class Audit:
         if finding not in self.findings:
             self.findings.append(finding)
 
-    def start(self, name, more="", ranks=None, gpus=None, nodes=None, **variables):
+    def start(self, name, *args, **options):
         """Starts the script in a folder of this name; returns its run."""
+        run = self.start_once(name, *args, **options)
+        raced = any("FileExistsError" in event.get("error", "") for event in run.events)
+        # Two ranks may have made a folder at the same time: now it is there.
+        return self.start_once(name, *args, **options) if raced and not run.steps else run
+
+    def start_once(self, name, more="", ranks=None, gpus=None, nodes=None, **variables):
         ranks = ranks or self.args.ranks
         events = Path(tempfile.mkdtemp(prefix="events_", dir=self.folder))
         nodes = nodes or self.args.nodes
@@ -148,7 +157,13 @@ class Audit:
             "WITNESS_FOLDER": str(events),
             "WITNESS_MODULE": self.args.module or "",
             "WITNESS_ROOT": str(self.args.root),
+            **(self.of_commands() if self.launcher == "python" else {}),
         }
+
+    def of_commands(self):
+        """Returns the variables by which each Python that the script starts is observed."""
+        paths = [str(STARTUP), *filter(None, [os.environ.get("PYTHONPATH")])]
+        return {"PYTHONPATH": os.pathsep.join(paths), "STARTUP_OBSERVER": str(OBSERVER)}
 
     def interrupted(self, signal_name):
         self.judged = False

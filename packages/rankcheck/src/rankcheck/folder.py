@@ -49,13 +49,16 @@ def link(paths, root, home):
 
 def replace_link(path, empty):
     """Puts a copy in the place of a link: of a folder, one with links to what is in it."""
-    target = path.resolve()
-    path.unlink()
+    target, copy = path.resolve(), path.with_name(f".{path.name}.copy")
     if target.is_dir():
-        path.mkdir()
-        link(target.iterdir(), target, path)
-    elif not empty:
-        shutil.copy(target, path)
+        copy.mkdir(exist_ok=True)
+        link(target.iterdir(), target, copy)
+        path.unlink()  # which a folder cannot replace
+    elif empty:
+        copy.touch()
+    else:
+        shutil.copy(target, copy)
+    copy.rename(path)  # at once: another rank may be reading it
 
 
 class Guard:

@@ -1,9 +1,12 @@
 """Notes what a process of an audit does, and ends it: after so many steps, or by a signal."""
 
+import atexit
 import os
 import random
+import re
 import signal
 import subprocess
+import sys
 import time
 import traceback
 
@@ -23,6 +26,7 @@ from rankcheck.witness import state
 
 start = None  # when the first step ended
 failed = []  # the error of this process
+given_port = None  # by torchrun
 
 
 def seed():
@@ -90,21 +94,45 @@ def noted(function):
                 witness.write(error=f"it exits: {error}", time=time.time())
             raise
         except Exception as error:
-            failed.append(error)
-            frames = traceback.extract_tb(error.__traceback__)
-            lines = [[frame.filename, frame.lineno, frame.name] for frame in frames]
-            text = f"{type(error).__name__}: {error}"
-            witness.write(error=text, frames=lines, time=time.time())
-            if "AUDIT_FIRST_ERROR" in os.environ:  # other nodes would wait for this one
-                signal_all(signal.SIGKILL)
+            note_error(error)
             raise
-        witness.write(finished=True, losses=state.losses)
+        note_end()
         return result
 
     return call
 
 
+def note_error(error):
+    failed.append(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [[frame.filename, frame.lineno, frame.name] for frame in frames]
+    text = f"{type(error).__name__}: {error}"
+    witness.write(error=text, frames=lines, time=time.time())
+    if "AUDIT_FIRST_ERROR" in os.environ:  # other nodes would wait for this one
+        signal_all(signal.SIGKILL)
+
+
+def note_end():
+    witness.write(finished=True, losses=state.losses)
+
+
+def note_end_of_command():
+    """Notes how this process ends if the script has started it as a command."""
+
+    def note_uncaught(kind, error, traceback):
+        if isinstance(error, Exception):
+            note_error(error)
+        sys.__excepthook__(kind, error, traceback)
+
+    sys.excepthook = note_uncaught
+    atexit.register(lambda: failed or note_end())
+
+
 def join(backend=None, init_method=None, *args, **options):
+    in_url = re.search(r"tcp://.*:(\d+)", str(init_method))
+    port = in_url[1] if in_url else os.environ.get("MASTER_PORT")
+    if port != given_port:
+        witness.write(port=port, place=witness.place())
     if os.environ["AUDIT_PORT"]:  # other audits run the same script at the same time
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": os.environ["AUDIT_PORT"]}
         if str(init_method).startswith("tcp://"):
@@ -133,7 +161,8 @@ def guard_writes():
 
 
 def install():
-    global init_process_group
+    global init_process_group, given_port
+    given_port = os.environ.get("MASTER_PORT")
     seed()
     guard_writes()
     frameworks.install()

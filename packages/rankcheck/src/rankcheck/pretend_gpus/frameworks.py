@@ -16,6 +16,7 @@ import torch
 from rankcheck import replay, witness
 from rankcheck.launch.scripts import sources
 from rankcheck.pretend_gpus.on_cpu import change
+from rankcheck.witness import details, files
 
 
 class CannotRunHere(SystemExit):
@@ -187,6 +188,9 @@ CHANGES = {
     "accelerate.data_loader": change_accelerate_loaders,
     "accelerate.launchers": change_notebook_launchers,
     "deepspeed": change_deepspeed,
+    "torch.utils.tensorboard.writer": details.follow_runs,
+    "torchvision.datasets": files.follow_downloads,
+    "wandb": details.follow_runs,
     "transformers.training_args": change_training_arguments,
 }
 for pytorch in ("lightning.pytorch", "pytorch_lightning"):

@@ -164,6 +164,9 @@ def evaluation(facts):
             text = f"each rank evaluates all {len(hashed[0])} samples: split them, and add up"
             yield warning("RC702", shares[0], text)
             return
+        if dropped := shares[0]["dropped"]:
+            text = f"drop_last: on each rank, {dropped} samples are never evaluated"
+            yield warning("RC706", shares[0], text)
         if 0 < twice < len(shares) == shares[0]["shares"]:
             text = f"{twice} of {len(set(indices))} samples are evaluated twice: the sampler"
             yield warning("RC706", shares[0], f"{text} repeats some, to make equal shares")

@@ -47,13 +47,14 @@ def end(facts):
 
 def caught(facts):
     """Whether it exits with another status than 0 after an error."""
-    catches_all = re.search(r"(?m)^\s*except( (Base)?Exception( as \w+)?)?:", facts.text)
+    # What catches all, or may start ranks whose status nobody reads.
+    catches_all = re.search(r"(?m)^\s*except( (Base)?Exception( as \w+)?)?:|Process\(", facts.text)
     if facts.args.no_kill or facts.outside or not catches_all:
         return
     run = facts.rerun("raised", AUDIT_RAISE="1", AUDIT_STEPS="3")
     raised = next((event for event in run.events if "raised" in event), None)
     if raised and run.statuses and not any(run.statuses):
-        yield warning("RC605", raised, "an error here is caught, and the exit status is 0")
+        yield warning("RC605", raised, "after an error here, the exit status is 0")
 
 
 def failure(facts):
@@ -98,6 +99,26 @@ def different_calls(run):
             ranks = len(events) - len(called)
             return ", and ".join(lines) + (", and others call nothing" if ranks else "")
     return ""
+
+
+def port(facts):
+    """Whether a second training can run on the same node."""
+    for event in facts.events("port"):
+        if re.search(rf"\b{event['port']}\b", facts.text):
+            text = f"it always takes port {event['port']}: a second training on this node fails"
+            yield warning("RC116", event, text)
+
+
+def downloads(facts):
+    """Whether one rank downloads the data, and the others wait for it."""
+    ranks = facts.run.ranks
+    before = [e.get("downloads") for p in facts.run.processes if p not in ranks for e in p]
+    for load in facts.events("downloads"):
+        key = load["downloads"], load["meetings"]
+        count = sum(key in [(e.get("downloads"), e.get("meetings")) for e in p] for p in ranks)
+        if count > 1 and load["downloads"] not in before:
+            text = f"{count} ranks download {load['downloads']} at the same time"
+            yield warning("RC115", load, f"{text}, into the same files")
 
 
 def steps_of(facts, failure):

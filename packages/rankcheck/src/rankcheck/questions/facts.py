@@ -181,9 +181,12 @@ class Facts:
 
     @cached_property
     def outside(self):
-        """Returns what was saved outside of the run's folder."""
-        saved = [Path(event["saved"]).resolve() for event in self.events("saved") if event["saved"]]
-        return [path for path in saved if not path.is_relative_to(self.run.home.resolve())]
+        """Returns what was saved outside of the run's folder, and is still there."""
+        saved = [
+            e.get("saved") or e.get("to") for e in self.run.events if e.keys() & {"saved", "to"}
+        ]
+        paths = [Path(path).resolve() for path in saved if path and os.path.exists(path)]
+        return [path for path in paths if not path.is_relative_to(self.run.home.resolve())]
 
     @property
     def multi(self):

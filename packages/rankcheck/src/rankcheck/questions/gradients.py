@@ -46,6 +46,15 @@ def kind_of_gradient(step):
     return "other"
 
 
+def is_plain_mean(step):
+    """Whether the ranks' gradients are the mean of their own, which nothing clips or divides."""
+    own, used = known_products(step)
+    count = len(own) * (step[0]["scale"] or 1)  # the scaler's
+    means = [sum(values) / count for values in zip(*own, strict=True)]
+    scale = max(map(abs, means), default=0)
+    return scale > 0 and all(close(products, means, scale) for products in used)
+
+
 def never_cleared(steps):
     """Whether a step's gradient is the last one's and the mean of the ranks' own together."""
     every = [s for ranks in steps for s in ranks]

@@ -4,6 +4,7 @@ A printed number is compared with the losses of backward passes: the last one, t
 since the last step, the last number, or the beginning of the epoch, or a moving average.
 """
 
+import re
 import statistics
 from itertools import product
 
@@ -11,6 +12,7 @@ from rankcheck.questions.facts import ok, unseen, warning
 from rankcheck.questions.gradients import factor_between
 
 DECAYS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999)  # of moving averages
+LOSSES = ("loss", "losses", "mse", "nll", "perplexity", "ppl")  # words before a printed number
 SCORES = ("acc", "accuracy", "prec", "precision", "top")
 MIN_AVERAGES = 5  # numbers that follow one
 
@@ -29,7 +31,7 @@ def follows(printed, losses):
     )
 
 
-def columns(events):
+def columns(events, at_least=3):
     """Yields numbers that one line prints again and again, and after how many backward passes.
 
     These have one label, the word before them. The place of a line that several others call, such
@@ -50,7 +52,7 @@ def columns(events):
         several = any(len(found) > 1 for found in numbers.values())
         for order in (1, -1)[: 1 + several]:  # a progress bar first repeats its last numbers
             for column in zip(*(found[::order] for found in numbers.values()), strict=False):
-                if len(column) > 2:
+                if len(column) >= at_least:
                     yield place, line, label, [*numbers], column
 
 
@@ -130,21 +132,41 @@ def losses(facts):
                 text = text if alone else "each rank prints the loss of its own samples"
                 text += ", and of its last micro-batch" if last else ""
                 found.add(warning("RC701", {"place": place}, text))
+    nothing = ": it prints losses, and the ranks exchange none"
+    found = found or {
+        warning("RC701", {"place": place}, f"the loss is that of one rank, not of all{nothing}")
+        for place in unshared(facts, LOSSES)
+    }
     yield from found or [unseen("whether a loss that it logs is that of all ranks")]
+
+
+def unshared(facts, labels):
+    """Yields the lines that print numbers of a training whose ranks exchange only gradients."""
+    for events in facts.run.ranks:
+        alone = []
+        for event in events:
+            if event["passes"] and event.get("call", "barrier") != "barrier":
+                break
+            alone.append(event)
+        trained = [e for e in alone if "printed" in e and e["passes"] and not e["evaluated"]]
+        for place, _, label, _, numbers in columns(trained, at_least=1):
+            is_named = {*re.findall(r"[a-z]+", label.lower())} & {*labels}
+            if is_named and (len({*numbers}) > 1 or len(numbers) == 1):
+                yield place
+
+
+def runs(facts):
+    """Whether one rank tells a tracker what all do."""
+    started = [[e for e in events if "tracks" in e] for events in facts.run.ranks]
+    first = [events[0]["tracks"] for events in started if events]
+    if len(first) > 1 == len({*first}):
+        event = next(events[0] for events in started if events)
+        text = f"each rank starts a run of {first[0]}: rank 0 is enough"
+        yield warning("RC708", event, text)
 
 
 def scores(facts):
     """Whether a score that it prints while it trains is that of all ranks."""
-    if not facts.replicas:
-        return
-    for events in facts.run.ranks:
-        alone = []  # before the ranks exchange anything
-        for event in events:
-            if event.get("call", "barrier") != "barrier":
-                break
-            alone.append(event)
-        trained = [e for e in alone if "printed" in e and e["passes"] and not e["evaluated"]]
-        for place, _, label, _, numbers in columns(trained):
-            if label.lower() in SCORES and len(set(numbers)) > 1:
-                text = "the score is that of one rank's samples: nothing adds the ranks' up"
-                yield warning("RC707", {"place": place}, text)
+    for place in unshared(facts, SCORES) if facts.replicas else ():
+        text = "the score is that of one rank's samples: nothing adds the ranks' up"
+        yield warning("RC707", {"place": place}, text)

@@ -1,6 +1,7 @@
 """Asks of snapshots: who writes them, how, and what a kill costs."""
 
 import contextlib
+import linecache
 import os
 import pickletools
 import re
@@ -49,6 +50,7 @@ def files(facts):
     saves = saves_of(facts)
     writers = Counter(path for saves in by_process for path in {s["saved"] for s in saves})
     yield from writing(facts, saves, writers)
+    yield from racing(facts)
     parts = [save for save in saves if save.get("part")]
     if len({save["rank"] for save in parts}) == 1 < facts.ranks:
         text = f"only rank {parts[0]['rank']} saves its part of the sharded tensors"
@@ -87,8 +89,8 @@ def writing(facts, saves, writers):
             times = sum(s["saved"] == save["saved"] for s in saves)
             say = error if len(turns) < times else warning  # between others, ranks have met
             yield say("RC401", save, f"{number} ranks write {name}, one over the other's")
-    opened = Counter((e["opened"], e["rank"]) for e in facts.events("opened"))
-    ranks = Counter(path for path, _ in opened)
+    opened = [{e["opened"] for e in events if "opened" in e} for events in facts.run.processes]
+    ranks = Counter(path for paths in opened for path in paths)
     for event in facts.events("opened"):
         number, name = ranks[event["opened"]], Path(event["opened"]).name
         if number > 1 and event["opened"] not in writers:
@@ -101,6 +103,26 @@ def writing(facts, saves, writers):
             yield warning("RC403", rename, text)
         if len({e["rank"] for e in renames if e["to"] == rename["to"]}) > 1:
             yield warning("RC402", rename, f"several ranks write {name}: one is enough")
+
+
+def racing(facts):
+    """Looks for a folder that several ranks make at once: one fails where both find none."""
+    for events in facts.run.processes:
+        others = [e for other in facts.run.processes if other is not events for e in other]
+        for made in [event for event in events if "makes" in event]:
+            looks = [e for e in others if e.get("looks_for") == made["makes"]]
+            at_once = [e["place"] for e in looks if e["meetings"] == made["meetings"]]
+            if any(is_if_before(place, made["place"]) for place in at_once):
+                text = f"several ranks make {Path(made['makes']).name}, if they find none"
+                yield warning("RC413", made, f"{text}: in a race, one fails")
+
+
+def is_if_before(place, made):
+    """Whether a line is that which makes a folder, or the one before it, and asks for no rank."""
+    file, _, number = place.rpartition(":")
+    made_in, _, made_number = made.rpartition(":")
+    near = file == made_in and 0 <= int(made_number or 0) - int(number or 0) <= 1
+    return near and "rank" not in linecache.getline(file, int(number)).lower()
 
 
 def is_same_file(saves):
@@ -198,17 +220,23 @@ def kill(facts):
         yield unseen(f"{UNKNOWN}: {text}")
     elif not times:
         yield unseen(f"{UNKNOWN}: it calls no torch.save before the last step here")
+        kept = [save for save in saves if os.path.exists(save["saved"])] or saves
+        if kept and kept[0]["at"] >= total > 1 and facts.run.succeeded:
+            text = f"it saves only at its end, after {total} steps: a kill before loses all"
+            yield warning("RC412", kept[0], text)
     else:
         number = killed_after(facts.whole_run(), times)
         save = next(save for save in saves if save["at"] == times[number])
         at = (save["at"] + [*times, total][number + 1] + 1) // 2
         resumed = list(resume(facts, save, at))
+        has_state = not mixes(facts, facts.runs[-1])  # if a kill comes between two saves
         yield from resumed
+        yield from loads_onto_gpus(facts)
         rules = [finding.rule for finding in resumed]
         compared = not {"RC502", "RC504"} & {*rules} and rules.count("RC501") <= len(facts.allowed)
         unknown = any(finding.text.startswith(UNKNOWN) for finding in resumed)
         if compared and not unknown:
-            yield from kills_in_a_save(facts, save)
+            yield from kills_in_a_save(facts, save, has_state)
             yield from on_other_ranks(facts, save, at)
         yield from stop(facts, at)
     if save and not (compared and any(map(loads_of, facts.runs))):
@@ -256,6 +284,15 @@ def resume(facts, save, at):
         yield from saved_again(whole, again, started)
 
 
+def loads_onto_gpus(facts):
+    """Looks whether a run that is started again loads tensors onto the GPU that has saved them."""
+    killed = [run for run in facts.runs if run.home.name.startswith("killed")]
+    firsts = [load for run in killed for load in loads_of(run)[:1] if load["loaded_to"] == "None"]
+    if facts.on_gpus and firsts:
+        text = "torch.load without map_location: each rank loads onto the GPU that saved"
+        yield warning("RC505", firsts[0], text)
+
+
 def errors_of(run):
     """Returns the errors of a run's processes, those last that are about another rank."""
     errors = [Failure(event) for event in run.events if "error" in event]
@@ -291,10 +328,11 @@ AT = {"mkdir": "after it has made", "write": "while it writes", "rename": "befor
 AT["delete"] = "after it has deleted"
 
 
-def kills_in_a_save(facts, first):
+def kills_in_a_save(facts, first, has_state):
     """Kills it in the save that follows the first one: where it makes a folder, writes, renames.
 
-    With --every-kill, at each such event. What is written over in place has been named by then.
+    Of several files, also where it writes the last; with --every-kill, at each such event. What is
+    written over in place has been named by then. If a resume `has_state`, it is the optimizer's.
     """
     whole = facts.whole_run()
     by_path = {}
@@ -305,10 +343,13 @@ def kills_in_a_save(facts, first):
     made = [event for event in events if not event["file_event"].startswith("delete ")]
     later = [event["at"] for event in made if event["at"] > first["at"]]
     found = {e["file_event"]: e for e in reversed(events) if later and e["at"] == later[0]}
+    last = [e for e in found if e.startswith("write ") and Path(e[6:]).name in by_path][:1]
     kinds, survived, told = set(), [], set()
     for event, noted in reversed(found.items()):
         kind, name = event.split(" ", 1)
-        if over & {*Path(name).parts} or (kind in kinds and not facts.args.every_kill):
+        if over & {*Path(name).parts}:
+            continue
+        if kind in kinds and event not in last and not facts.args.every_kill:
             continue
         if Path(name).name in facts.args.resume:  # who starts it again names a whole file
             continue
@@ -319,9 +360,10 @@ def kills_in_a_save(facts, first):
             continue
         again = facts.rerun(folder, facts.args.resume, AUDIT_SEED="7")
         why = fails(facts, again)
+        say = error if why else warning
+        why = why or (has_state and mixes(facts, again))
         if why and why not in told:
-            text = f"killed {AT[kind]} {name}, and started again, it {why}"
-            yield error("RC513", noted, text)
+            yield say("RC513", noted, f"killed {AT[kind]} {name}, and started again, it {why}")
         elif not why:
             survived.append(f"{AT[kind]} {name}")
         told.add(why)
@@ -380,6 +422,18 @@ def fails(facts, again):
     whole = facts.whole_run().steps[0]
     from_scratch = again.steps and again.steps[0][0]["digest"] == whole[0]["digest"]
     return "begins from scratch: the last snapshot is lost" if from_scratch else ""
+
+
+def mixes(facts, again):
+    """Says of a run that was killed in a save if its weights are of a newer file than the rest."""
+    if not again.steps:
+        return ""
+    first = again.steps[0][0]
+    then = [step for step in facts.whole_run().steps[0] if step["digest"] == first["digest"]]
+    if not then or any(step["state"] == first["state"] for step in then):
+        return ""
+    text = f"has the weights of step {then[0]['at']}, and another optimizer's state"
+    return f"{text}: the files of a save are not replaced together"
 
 
 def stop(facts, at):
@@ -444,9 +498,6 @@ def compare(facts, epochs, whole, steps, again, save, started):
             return
         yield warning("RC504", load, f"{started} {what}: does it need --resume?")
     else:
-        if facts.on_gpus and load.get("loaded_to") == "None":
-            text = "torch.load without map_location: each rank loads onto the GPU that saved"
-            yield warning("RC505", load, text)
         is_whole = not (again.limited or facts.whole_run().limited)
         parts = epochs, whole, steps, is_whole, numbers[0]
         has_optimizer = "param_groups" in snapshot_names(facts)

@@ -4,13 +4,15 @@ from collections import Counter
 from itertools import pairwise
 
 from rankcheck.questions.facts import error, ok, unseen, warning
-from rankcheck.questions.gradients import never_cleared
+from rankcheck.questions.gradients import is_plain_mean, never_cleared
 
 
 def gradients(facts):
     """Whether the gradients change the weights, and are those of all ranks."""
     for steps, kinds in zip(facts.by_optimizer, facts.kinds, strict=True):
         yield learning(steps)
+        if "other" not in kinds:
+            yield from undivided(steps)
         first = steps[0][0]
         if kinds == {"sum"}:
             text = "gradients are summed over the ranks: right if the loss is divided by them"
@@ -28,6 +30,18 @@ def gradients(facts):
         text = f"{event['stale']} gradients that this rank's optimizer does not use are never"
         text += " cleared, and add up from step to step: model.zero_grad() clears all"
         yield warning("RC309", event, text)
+
+
+def undivided(steps):
+    """Looks for micro-batches of a step whose mean losses are added: nothing divides their sum."""
+    for ranks in steps:
+        means, samples = ([step[key] for step in ranks] for key in ("means", "samples"))
+        several = all(len(places) > 1 == len({*places}) and places[0] for places in means)
+        own_batches = all(len({*batch}) == len(batch) for batch in samples)
+        if several and own_batches and is_plain_mean(ranks):
+            text = f"the mean losses of {len(means[0])} micro-batches are added, not averaged"
+            yield warning("RC316", {"place": means[0][0]}, text)
+            return
 
 
 def learning(steps):
@@ -122,13 +136,24 @@ def costs(facts):
         if len(counts) > 2 and min(counts[:-1]) > 1:  # an epoch may end within
             text = f"DDP averages the gradients {counts[0]} times in a step: is no_sync missing?"
             yield warning("RC801", first, text)
+        if first["lone_root"]:
+            text = (
+                "fully_shard has got the whole model, and none of its blocks: each pass gathers all"
+            )
+            yield warning("RC806", first, text)
         if all(ranks[0]["searches"] for ranks in steps):
             text = "find_unused_parameters costs time, and none is unused in these steps"
             yield warning("RC802", first, text)
     yield from waits(facts)
+    yield from barriers(facts)
+    last = facts.run.steps[0][-1]
+    if last["float16"] and all(step["scale"] is None for step in facts.run.steps[0]):
+        text = "float16 without a GradScaler: small gradients become 0"
+        yield warning("RC317", {"place": last["float16"]}, text)
     for ranks in facts.steps:
         states = {step["random_state"] for step in ranks}
-        if facts.replicas and ranks[0]["dropout"] and len(states) < len(ranks):
+        masks = {step["drops_with"] for step in ranks}
+        if facts.replicas and ranks[0]["dropout"] and min(len(states), len(masks)) < len(ranks):
             text = "two ranks have the same random numbers, so they drop the same units"
             yield warning("RC315", facts.first, text)
         elif facts.replicas and ranks[0]["random"] and len(states) < len(ranks):
@@ -157,5 +182,16 @@ def waits(facts):
     optimizers = len({first["optimizer"], *(step["optimizer"] for step in steps)})
     for line, count in Counter(line for step in steps for line in step["waits"]).items():
         if count * optimizers >= 0.9 * len(steps):
-            text = "reads a tensor's value in each step: the CPU waits until the GPU is done"
+            text = "reads a tensor's value in each step, or synchronizes: the CPU waits for the GPU"
             yield warning("RC803", {"place": line}, text)
+
+
+def barriers(facts):
+    """Yields the lines that call a barrier in each step."""
+    total = len(facts.run.steps[0])
+    calls = [e for e in facts.run.ranks[0] if e.get("call") == "barrier" and 0 < e["at"] < total]
+    for line in dict.fromkeys(event["place"] for event in calls):
+        times = len({event["at"] for event in calls if event["place"] == line})
+        if total > 4 and times >= 0.9 * (total - 1):
+            text = "a barrier in each step: all ranks wait for the slowest, twice"
+            yield warning("RC805", {"place": line}, text)

@@ -22,7 +22,8 @@ def run_own():
 def run_ours():
     if "resource_tracker" in " ".join(sys.orig_argv):  # multiprocessing starts it to clean up
         return
-    if "PRETEND_GPUS" in os.environ and os.environ.get("CUDA_VISIBLE_DEVICES") != "":
+    observed = "AUDIT_STEPS" in os.environ  # by what has pretended GPUs of its own
+    if "PRETEND_GPUS" in os.environ and os.environ.get("CUDA_VISIBLE_DEVICES") and not observed:
         importlib.import_module("rankcheck.pretend_gpus.tensor")
     if "WATCH_FOLDER" in os.environ:
         if "PRETEND_GPUS" in os.environ:
@@ -30,7 +31,9 @@ def run_ours():
         importlib.import_module("rankcheck.watch.recorder").install()
     if "STARTUP_OBSERVER" in os.environ:
         witness = importlib.import_module("rankcheck.witness")
-        witness.load_observer(os.environ["STARTUP_OBSERVER"]).install()
+        observer = witness.load_observer(os.environ["STARTUP_OBSERVER"])
+        observer.install()
+        getattr(observer, "note_end_of_command", int)()
 
 
 run_ours()

@@ -62,6 +62,7 @@ class State:
         self.batch_of = None  # the iterator of a DataLoader whose batch came last
         self.indices = []  # of the samples that have come for training since the last step
         self.change = []  # functions that may give the script another batch than the one that came
+        self.has_batch = False  # which no model has got so far
         self.seeded = set()  # the libraries that a data set has given a seed, for this batch
         # Of optimizers, and of the models that they train.
         self.optimizers = []
@@ -78,10 +79,13 @@ class State:
         self.eval_place = ""  # the line that has last called eval()
         self.syncs = {}  # the passes that have averaged a parameter's gradient
         self.losses = []  # on which a backward pass was called, and of how many samples
+        self.means = []  # of the passes, where an undivided mean was; "" for another loss
         self.on_file_event = []  # functions of what rank 0 does to a file: see witness.files
         self.meetings = 0  # how many collectives and barriers the script has called
         self.talks = set()  # the collectives that the script has called
         self.waits = set()  # the lines that have waited for the GPU
+        self.random_state = ""  # of torch, when the last root was called
+        self.float16 = ""  # the line that lets a training compute so
         self.half = False  # whether anything was computed in 16 bits
         self.others = False  # whether it calls a model that no optimizer trains
         self.untrained = None  # at first, the sum of the weights that no optimizer trains

@@ -71,7 +71,7 @@ def note_batch(iterator, batch, asked):
         iterator.begun, iterator.trains = True, False
         evaluates = not torch.is_grad_enabled()
         write(iterator=id(iterator), place=place(), evaluates=evaluates, **description(iterator))
-    state.batch_of = iterator
+    state.batch_of, state.has_batch = iterator, True
     indices = [None if index is None else str(index) for index in asked]
     if torch.is_grad_enabled():
         state.indices += indices
@@ -95,14 +95,17 @@ def length_of(iterator):
 
 def description(iterator):
     dataset, sampler = iterator._dataset, iterator._index_sampler
+    size = getattr(sampler, "batch_size", None)
     sampler = getattr(sampler, "sampler", sampler)  # that of a BatchSampler
     shuffle = getattr(sampler, "shuffle", None)  # of a DistributedSampler
     shares = getattr(sampler, "num_replicas", None)
     plain = type(sampler) in (RandomSampler, SequentialSampler)  # whose indices count from 0
-    alone = (plain or shuffle is not None) and iterator._num_workers == 0  # workers may open files
+    known = plain or shuffle is not None
+    alone = known and iterator._num_workers == 0  # workers may open files
     return {
         "hash": hash("a set's order"),
         "size": len(dataset) if hasattr(dataset, "__len__") else 0,
+        "dropped": len(sampler) % size if known and size and iterator._drop_last else 0,
         "shuffle": shuffle,
         "shares": shares,
         "own_order": getattr(iterator, "own_order", False)
@@ -168,6 +171,7 @@ def follow_random_numbers(fetcher):
     before = {}
 
     def note_before(self, indices):
+        state.has_batch = True
         state.seeded.clear()
         before.clear()
         before.update(random_states(self.dataset))

@@ -5,12 +5,15 @@ Of a gradient, its product with a fixed vector is kept: that of a mean is the me
 
 import functools
 import logging
+import os
 import re
 import sys
 
 import torch
 import torch.distributed as dist
+from torch.distributed import _functional_collectives
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -39,11 +42,13 @@ HALVES = (torch.bfloat16, torch.float16)
 NUMBER = re.compile(r"-?\d+\.\d+(?:e[-+]?\d+)?")
 WORD = re.compile(r"[^\W\d_]+")
 LINE_END = re.compile(r"[\r\n]")
-WAITS = ("item", "__float__", "__format__", "cpu", "tolist")  # for what a GPU computes
+WAITS = ("item", "__bool__", "__float__", "__format__", "cpu", "tolist")  # for what a GPU computes
 COLLECTIVES = ("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce")
 COLLECTIVES += ("all_to_all", "all_to_all_single", "broadcast", "gather", "reduce", "scatter")
 COLLECTIVES += ("reduce_scatter", "reduce_scatter_tensor", "send", "recv", "isend", "irecv")
-COLLECTIVES += ("batch_isend_irecv", "barrier")
+COLLECTIVES += ("batch_isend_irecv", "barrier", "gather_object", "broadcast_object_list")
+FUNCTIONAL = ("all_gather", "all_gather_tensor", "all_reduce", "broadcast", "gather", "reduce")
+PASSES_ON = ("ToCopyBackward0", "MulBackward0")
 SAME_SIZE = ("all_reduce", "broadcast", "reduce")
 
 
@@ -105,11 +110,15 @@ def note_call(module, inputs):
         own = [*module.parameters()]
         state.others |= bool(own) and not any(id(p) in state.followed for p in own)
     if torch.is_grad_enabled():
+        if module is state.called:
+            state.has_batch = False
+            state.random_state = digest(torch.get_rng_state().tolist())
         if module is state.called and not state.samples and state.steps:
             note_stale(module)
         return
     models = [model for root in state.roots for model in (root, getattr(root, "module", None))]
     state.evaluates |= module in models
+    state.has_batch &= module not in models
     if module in models and module not in state.evaluated:
         state.evaluated.add(module)
         modules = [*module.modules()]
@@ -131,9 +140,19 @@ def note_stale(module):
         write(stale=len(stale), place=place())
 
 
+def is_mean(loss):
+    """Whether a loss is a mean that nothing divides, but for the scaler's factor."""
+    node = loss.grad_fn
+    while node and type(node).__name__ in PASSES_ON[: 1 + bool(state.scaler)]:
+        node = node.next_functions[0][0]
+    is_reduced = getattr(node, "_saved_reduction", 0) == 1  # torch's number of "mean"
+    return is_reduced or type(node).__name__.startswith("MeanBackward")
+
+
 def note_backward(tensors, *args, **options):
     state.passes += 1
     state.evaluates = False
+    state.means.append(place() if torch.is_tensor(tensors) and is_mean(tensors) else "")
     is_loss = torch.is_tensor(tensors) and tensors.numel() == 1
     loss = float(local(tensors).detach()) if is_loss else None
     state.losses.append([loss, len(state.samples)])
@@ -200,12 +219,20 @@ def is_data_parallel(parameter):
     return shards == 1 == len(placements) - others and parameter.device_mesh.size() == whole
 
 
+def is_lone_root(modules):
+    """Whether fully_shard has got one module alone, of which blocks are a part."""
+    sharded = [module for module in modules if isinstance(module, FSDPModule)]
+    blocks = [m for m in modules if isinstance(m, torch.nn.ModuleList) and len(m) > 1]
+    return len(sharded) == 1 and any(block in set(sharded[0].modules()) for block in blocks)
+
+
 def describe_shards(parameters, modules):
     return {
         "sharded": any(hasattr(p, "to_local") for p in parameters),
         "shard": digest([shard(p) for p in parameters]),
         "shapes": digest([list(p.shape) for p in parameters]),
         "whole": sum(p.numel() for p in parameters),
+        "lone_root": is_lone_root(modules),
         "fsdp": any(isinstance(module, FSDPModule) for module in modules)
         and all(map(is_data_parallel, parameters)),
     }
@@ -248,16 +275,19 @@ def describe(optimizer, parameters):
         "called": own if called == {*map(id, parameters)} else digest_of(of_models),
         "foreign": not called.intersection(map(id, parameters)),
         "losses": state.losses[:],
+        "means": state.means[:],
         "half": state.half or any(local(p).itemsize < 4 for p in parameters),
         "dropout": drops(modules),
+        "drops_with": state.random_state,
         "talks": bool(state.talks),
         "batch_norm": normalizes(modules),
         "others": state.others or untrained != state.untrained,
         "eval_place": state.eval_place,
         "scale": state.scaler.get_scale() if state.scaler else None,
+        "float16": state.float16,
         "waits": sorted(state.waits),
     }
-    for noted in (state.losses, state.waits, state.talks):
+    for noted in (state.losses, state.means, state.waits, state.talks):
         noted.clear()
     state.scaler, state.half = None, False
     return more.items()
@@ -282,9 +312,14 @@ def note_eval(module):
 
 
 def note_wait(tensor, *args, **options):
-    by_script = state.depth == 1 and caller()
-    if by_script and tensor.is_floating_point() and tensor.numel() < 64:
+    by_script = state.depth == 1 and not state.has_batch and caller()
+    if by_script and tensor.numel() < 64 and (tensor.is_floating_point() or not tensor.ndim):
         state.waits.add(by_script)
+
+
+def note_synchronizing(*args, **options):
+    if line := caller():
+        state.waits.add(line)
 
 
 def note_numbers(numbers, labels):
@@ -333,6 +368,25 @@ def note_metrics(*args, **options):
         note_scalars(value if isinstance(value, dict) else {})
 
 
+def note_run(*args, group=None, mode=None, **options):
+    mode = mode or os.environ.get("WANDB_MODE")
+    if dist.is_initialized() and group is None and mode != "disabled":
+        write(tracks="Weights & Biases", place=place())
+
+
+def note_writer(writer, log_dir=None, *args, **options):
+    if dist.is_initialized():
+        write(tracks=f"TensorBoard, in {log_dir}", place=place())
+
+
+def follow_runs(module):
+    """Notes each run that is started of Weights & Biases, or of TensorBoard."""
+    if hasattr(module, "SummaryWriter"):
+        observe("prints", module.SummaryWriter, "__init__", before=note_writer)
+    else:
+        observe("prints", module, "init", before=note_run)
+
+
 def follow_trackers():
     """Notes what TensorBoard and the like are told: the script has imported them by now."""
     if state.steps:
@@ -349,6 +403,12 @@ def follow_trackers():
 def note_scale(self, outputs):
     if self.is_enabled():
         state.scaler = self
+
+
+def note_autocast(self, device_type, dtype=None, enabled=True, *args, **options):
+    by_default = dtype is None and device_type == "cuda"
+    if enabled and torch.is_grad_enabled() and (by_default or dtype is torch.float16):
+        state.float16 = state.float16 or place()
 
 
 def note_clipping(*args, **options):
@@ -370,12 +430,18 @@ def install():
     observe("steps", torch.autograd, "backward", before=note_backward, after=note_samples)
     observe("steps", torch.amp.GradScaler, "scale", before=note_scale)
     observe("steps", torch.amp.GradScaler, "step", after=note_skipped)
+    observe("costs", torch.autocast, "__init__", before=note_autocast)
     observe("saves", LRScheduler, "__init__", before=lambda s, *a, **o: state.schedules.add(s))
     for name in COLLECTIVES:
         observe("steps", dist, name, before=functools.partial(note_collective, name))
+    for owner in (functional, dist.nn, _functional_collectives):
+        for name in filter(vars(owner).get, FUNCTIONAL):
+            observe("steps", owner, name, before=functools.partial(note_collective, name))
     observe("steps", torch.nn.Module, "eval", before=note_eval)
     for name in WAITS:
         observe("costs", torch.Tensor, name, before=note_wait)
+    for name in ("synchronize", "empty_cache"):
+        observe("costs", torch.cuda, name, before=note_synchronizing)
     for stream in (sys.stdout, sys.stderr):
         observe("prints", stream, "write", before=note_text)
     observe("prints", logging.StreamHandler, "emit", before=note_record)

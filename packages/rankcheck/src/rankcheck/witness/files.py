@@ -3,12 +3,23 @@
 import builtins
 import io
 import os
+import pathlib
 import shutil
+import sys
 
 import torch
 from torch.distributed import checkpoint
 
-from rankcheck.witness import caller, get_rank, note_save, observe, place, state, write
+from rankcheck.witness import (
+    caller,
+    get_rank,
+    is_library,
+    note_save,
+    observe,
+    place,
+    state,
+    write,
+)
 
 synced = set()  # the inodes of files that are on the disk
 
@@ -61,6 +72,38 @@ def note_event(kind, path):
             function(event)
 
 
+def note_look(path, *args, **options):
+    """Notes that the script looks whether there is a folder, or a file."""
+    if isinstance(path, str | os.PathLike) and (line := caller()):
+        write(looks_for=os.path.abspath(path), meetings=state.meetings, place=line)
+
+
+def note_making(path, *args, dir_fd=None, **options):
+    """Notes that a folder is made, by a call that fails if another rank has just made it."""
+    frame = sys._getframe(1)
+    while frame and is_library(frame):
+        allows = "exist_ok" in frame.f_locals and frame.f_locals["exist_ok"]
+        if allows and frame.f_globals.get("__name__") in ("os", "pathlib"):
+            return
+        frame = frame.f_back
+    if frame:
+        write(makes=os.path.abspath(path), meetings=state.meetings, place=caller())
+
+
+def note_download(name):
+    def note(self, *args, **options):
+        write(downloads=name, meetings=state.meetings, place=place())
+
+    return note
+
+
+def follow_downloads(module):
+    """Notes who asks a data set of torchvision's to download its files."""
+    for name, kind in vars(module).items():
+        if isinstance(kind, type) and "download" in vars(kind):
+            observe("data", kind, "download", before=note_download(name))
+
+
 def note_after(kind):
     def note(result, path, *args, dir_fd=None, **options):
         if dir_fd is None:  # else rmtree deletes what is in a folder, which is noted as one
@@ -82,7 +125,10 @@ def note_save_to_path(obj, f, *args, **options):
 def install():
     observe("saves", os, "fsync", after=note_fsync)
     observe("saves", torch, "save", before=note_save_to_path)
-    observe("saves", os, "mkdir", after=note_after("mkdir"))
+    observe("saves", os, "mkdir", before=note_making, after=note_after("mkdir"))
+    for owner, names in ((os.path, ("exists", "isdir")), (pathlib.Path, ("exists", "is_dir"))):
+        for name in names:
+            observe("saves", owner, name, before=note_look)
     for module, name in ((os, "remove"), (os, "unlink"), (shutil, "rmtree")):
         observe("saves", module, name, after=note_after("delete"))
     for module in (builtins, io):  # pathlib opens by the latter

@@ -1,6 +1,7 @@
 """Hybrid sharding (HSDP): four spawned processes, two replicas of a model in two shards each."""
 
 import os
+import socket
 
 import torch
 import torch.distributed as dist
@@ -30,5 +31,7 @@ def train(rank, size):
 
 
 if __name__ == "__main__":
-    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "29512"}
+    with socket.create_server(("localhost", 0)) as free:
+        port = str(free.getsockname()[1])
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
     mp.spawn(train, (4,), nprocs=4)

@@ -1,13 +1,15 @@
 """Spawned, with an address; no DataLoader; gradients averaged by hand; a frozen net before it."""
 
+import socket
+
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 
 
-def main(rank, size):
-    dist.init_process_group("gloo", "tcp://localhost:29511", rank=rank, world_size=size)
+def main(rank, size, port):
+    dist.init_process_group("gloo", f"tcp://localhost:{port}", rank=rank, world_size=size)
     torch.manual_seed(0)
     inputs = torch.randn(96, 4)
     encoder = nn.Linear(4, 4).requires_grad_(False)
@@ -27,4 +29,6 @@ def main(rank, size):
 
 
 if __name__ == "__main__":
-    mp.spawn(main, (2,), nprocs=2)
+    with socket.create_server(("localhost", 0)) as free:
+        port = free.getsockname()[1]
+    mp.spawn(main, (2, port), nprocs=2)
