@@ -10,7 +10,7 @@ import pytest
 import rankcheck
 from helpers import audit, by_day, run_rankcheck
 from rankcheck.launch.jobs import Shell
-from rankcheck.questions.snapshots import resume
+from rankcheck.questions.restarts import resume
 
 SCRIPTS = Path(rankcheck.__file__).parent / "rules" / "scripts"
 OTHERS = Path(__file__).parent / "scripts" / "right"

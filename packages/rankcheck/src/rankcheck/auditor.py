@@ -15,7 +15,7 @@ from rankcheck.launch.jobs import STARTUP, Shell, free_port
 from rankcheck.launch.run import Run, start_observed
 from rankcheck.launch.scripts import launcher, sources
 from rankcheck.progress import Progress
-from rankcheck.questions import data, ends, log, nodes, one_process, snapshots, training
+from rankcheck.questions import data, ends, log, nodes, one_process, restarts, snapshots, training
 from rankcheck.questions.facts import Facts, error, one_line, unseen, warning
 
 OBSERVER = Path(__file__).with_name("inside.py")
@@ -39,7 +39,7 @@ QUESTIONS = (
     ("steps", nodes.several),
     ("ends", ends.port),
     ("saves", snapshots.files),
-    ("saves", snapshots.kill),
+    ("saves", restarts.kill),
     ("ends", ends.caught),
 )
 

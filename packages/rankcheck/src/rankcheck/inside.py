@@ -169,6 +169,7 @@ def install():
     if os.environ["PRETEND_GPUS"] != "0":
         on_cpu.install()
         on_cpu.on_first_use.append(lambda number: witness.write(gpu=number))
+        state.is_on_gpu = on_cpu.is_on_gpu
         state.details.append(lambda *step: describe_gpus(on_cpu).items())
     witness.install()
     witness_details.install()

@@ -10,6 +10,7 @@ import inspect
 import os
 import sys
 import time
+import weakref
 
 import torch
 import torch.distributed as dist
@@ -22,6 +23,7 @@ QUESTIONS = ("current_accelerator", "device_count", "is_available", "is_bf16_sup
 LIBRARIES = ("accelerate", "lightning", "lightning_fabric")  # which call set_device
 used = set()  # the GPUs that the script has put something on; None, if it hides the others
 on_first_use = []  # functions of such a GPU's number
+moved = weakref.WeakValueDictionary()  # what a real GPU would hold, by id
 
 
 def visible():
@@ -38,6 +40,20 @@ def has_library():
 
 def current():
     return int(os.environ.get("LOCAL_RANK", 0)) if has_library() else pretend_cuda.current
+
+
+def is_on_gpu(tensor):
+    return moved.get(id(tensor)) is tensor or tensor.requires_grad
+
+
+def put_on_gpu(tensors):
+    moved.update((id(tensor), tensor) for tensor in tensors if isinstance(tensor, torch.Tensor))
+
+
+def tensors_of(values):
+    """Returns the tensors among arguments or results, and in lists among them."""
+    values = [v for value in values for v in (value if type(value) in (list, tuple) else [value])]
+    return [value for value in values if isinstance(value, torch.Tensor)]
 
 
 def on_cpu(device):
@@ -59,6 +75,7 @@ def on_cpu(device):
 class Translate(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
+        asked = [kwargs.get("device")]
         if func == torch.device:
             number = args and type(args[0]) is int
             return func("cuda", *args) if number else func(*args, **kwargs)
@@ -67,15 +84,25 @@ class Translate(TorchFunctionMode):
         if func == torch.Tensor.cuda:
             func, args = torch.Tensor.to, (args[0], *(args[1:2] or ["cuda"]))
         if func == torch.Tensor.to and len(args) > 1:
+            asked.append(args[1])
             args = (args[0], on_cpu(args[1]), *args[2:])
         if kwargs.get("pin_memory"):
             kwargs["pin_memory"] = False
         if "device" in kwargs:
             kwargs["device"] = on_cpu(kwargs["device"])
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if any(map(names_gpu, asked)) or any(map(is_on_gpu, tensors_of(args))):
+            put_on_gpu(tensors_of([result]))
+        return result
+
+
+def names_gpu(device):
+    return type(device) is int or str(device).startswith("cuda")
 
 
 def module_to(module, *args, **options):
+    if any(map(names_gpu, [*args[:1], options.get("device")])):
+        put_on_gpu([*module.parameters(), *module.buffers()])
     if args:
         args = (on_cpu(args[0]), *args[1:])
     if "device" in options:

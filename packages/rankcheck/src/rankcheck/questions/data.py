@@ -1,6 +1,7 @@
 """Asks of data: whose samples are whose, their order, their random numbers."""
 
 from collections import Counter, defaultdict
+from itertools import pairwise
 
 from rankcheck.questions.facts import error, ok, unseen, warning
 
@@ -31,7 +32,7 @@ def samples(facts):
             findings += shares_of_epoch(shares, facts.draws)
     yield from findings
     if not any(finding.rule == "RC204" for finding in findings):
-        yield from copies(first)
+        yield from copies(first, facts.loaders)
 
 
 def takes_parts(facts):
@@ -70,7 +71,7 @@ def shares_of_epoch(shares, draws):
         yield say("RC204", first, f"{text} each makes, splits or shuffles its data")
     elif several >= len(shares):
         yield warning("RC205", first, f"in an epoch, {several} samples are on more than one rank")
-    elif missing > 0 and first["shuffle"] is not None:
+    elif missing > 0 and first["shuffle"] is not None and not first["own_order"]:
         yield warning("RC206", first, f"{missing} samples are missing from an epoch: drop_last?")
     elif len(indices[0]) > 1 and indices.count(indices[0]) == len(shares) and same_data(shares):
         text = f"each rank trains on all {len(indices[0])} samples, which are made anew each time"
@@ -86,18 +87,39 @@ def same_data(shares):
     return len(inputs) == 1 and "" not in inputs
 
 
-def copies(shares):
+def copies(shares, loaders):
     """Looks whether a data set is the same on all ranks, where they draw from the same one."""
     found = {share["inputs"] for share in shares}
     if not shares or any(share["shuffle"] is None for share in shares):
         return  # without a DistributedSampler, a rank may have data of its own
     if "" in found:
-        yield unseen("whether a sample is the same on all ranks")
+        yield copies_by_index(shares[0], loaders)
     elif len(found) > 1:
         text = "samples are not the same on all ranks: each makes, splits or shuffles its data"
         yield error("RC204", shares[0], text)
     elif len({share["targets"] for share in shares}) == 1:
         yield ok("samples are the same on all ranks")
+
+
+def copies_by_index(first, loaders):
+    """Compares samples by their indices, which come to other ranks in other epochs."""
+    by_rank = []
+    for iterators in loaders:
+        contents = defaultdict(list)
+        for share in [it for it in iterators if "trains" in it and it["size"] == first["size"]]:
+            pairs = zip(share["indices"], share["hashed"], strict=False)
+            for index, content in pairs if len(share["indices"]) == len(share["hashed"]) else ():
+                contents[index].append(content)
+        by_rank.append(contents)
+    again = [found for contents in by_rank for found in contents.values() if len(found) > 1]
+    both = [(a[i][0], b[i][0]) for a, b in pairwise(by_rank) for i in a.keys() & b.keys()]
+    differ = sum(one != other for one, other in both)
+    if not again or any(len({*found}) > 1 for found in again) or 0 < differ < len(both) or not both:
+        return unseen("whether a sample is the same on all ranks")
+    if differ:
+        text = "samples are not the same on all ranks: each makes, splits or shuffles its data"
+        return error("RC204", first, text)
+    return ok("samples are the same on all ranks")
 
 
 def order(facts):
@@ -120,7 +142,10 @@ def order(facts):
         say = error if is_seen else warning  # a data set may give its samples other places
         yield say("RC201", first, "each epoch has the same order: set_epoch is not called")
     else:
-        yield warning("RC202", first, "each epoch has the same order: the samples are not shuffled")
+        numbers = [int(index) for index in first["indices"] if str(index).isdigit()]
+        is_shuffled = numbers != sorted(numbers)
+        why = "the sampler shuffles once" if is_shuffled else "the samples are not shuffled"
+        yield warning("RC202", first, f"each epoch has the same order: {why}")
 
 
 def is_repeated(epoch, other):

@@ -14,6 +14,7 @@ from rankcheck.questions.gradients import factor_between
 DECAYS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999)  # of moving averages
 LOSSES = ("loss", "losses", "mse", "nll", "perplexity", "ppl")  # words before a printed number
 SCORES = ("acc", "accuracy", "prec", "precision", "top")
+NOTHING = "before it is printed, the ranks exchange nothing"
 MIN_AVERAGES = 5  # numbers that follow one
 
 
@@ -132,11 +133,9 @@ def losses(facts):
                 text = text if alone else "each rank prints the loss of its own samples"
                 text += ", and of its last micro-batch" if last else ""
                 found.add(warning("RC701", {"place": place}, text))
-    nothing = ": it prints losses, and the ranks exchange none"
-    found = found or {
-        warning("RC701", {"place": place}, f"the loss is that of one rank, not of all{nothing}")
-        for place in unshared(facts, LOSSES)
-    }
+    text = f"the loss is that of one rank, not of all: {NOTHING}"
+    places = () if found else unshared(facts, LOSSES)
+    found |= {warning("RC701", {"place": place}, text) for place in places}
     yield from found or [unseen("whether a loss that it logs is that of all ranks")]
 
 
@@ -168,5 +167,5 @@ def runs(facts):
 def scores(facts):
     """Whether a score that it prints while it trains is that of all ranks."""
     for place in unshared(facts, SCORES) if facts.replicas else ():
-        text = "the score is that of one rank's samples: nothing adds the ranks' up"
+        text = f"the score is that of one rank's samples: {NOTHING}"
         yield warning("RC707", {"place": place}, text)

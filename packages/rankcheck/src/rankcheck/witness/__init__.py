@@ -62,7 +62,6 @@ class State:
         self.batch_of = None  # the iterator of a DataLoader whose batch came last
         self.indices = []  # of the samples that have come for training since the last step
         self.change = []  # functions that may give the script another batch than the one that came
-        self.has_batch = False  # which no model has got so far
         self.seeded = set()  # the libraries that a data set has given a seed, for this batch
         # Of optimizers, and of the models that they train.
         self.optimizers = []
@@ -84,6 +83,7 @@ class State:
         self.meetings = 0  # how many collectives and barriers the script has called
         self.talks = set()  # the collectives that the script has called
         self.waits = set()  # the lines that have waited for the GPU
+        self.is_on_gpu = lambda tensor: True  # whether a real GPU would hold it
         self.random_state = ""  # of torch, when the last root was called
         self.float16 = ""  # the line that lets a training compute so
         self.half = False  # whether anything was computed in 16 bits

@@ -71,7 +71,7 @@ def note_batch(iterator, batch, asked):
         iterator.begun, iterator.trains = True, False
         evaluates = not torch.is_grad_enabled()
         write(iterator=id(iterator), place=place(), evaluates=evaluates, **description(iterator))
-    state.batch_of, state.has_batch = iterator, True
+    state.batch_of = iterator
     indices = [None if index is None else str(index) for index in asked]
     if torch.is_grad_enabled():
         state.indices += indices
@@ -171,7 +171,6 @@ def follow_random_numbers(fetcher):
     before = {}
 
     def note_before(self, indices):
-        state.has_batch = True
         state.seeded.clear()
         before.clear()
         before.update(random_states(self.dataset))

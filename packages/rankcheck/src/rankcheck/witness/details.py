@@ -111,14 +111,12 @@ def note_call(module, inputs):
         state.others |= bool(own) and not any(id(p) in state.followed for p in own)
     if torch.is_grad_enabled():
         if module is state.called:
-            state.has_batch = False
             state.random_state = digest(torch.get_rng_state().tolist())
         if module is state.called and not state.samples and state.steps:
             note_stale(module)
         return
     models = [model for root in state.roots for model in (root, getattr(root, "module", None))]
     state.evaluates |= module in models
-    state.has_batch &= module not in models
     if module in models and module not in state.evaluated:
         state.evaluated.add(module)
         modules = [*module.modules()]
@@ -312,8 +310,8 @@ def note_eval(module):
 
 
 def note_wait(tensor, *args, **options):
-    by_script = state.depth == 1 and not state.has_batch and caller()
-    if by_script and tensor.numel() < 64 and (tensor.is_floating_point() or not tensor.ndim):
+    by_script = state.depth == 1 and caller()
+    if by_script and tensor.numel() < 64 and state.is_on_gpu(tensor):
         state.waits.add(by_script)
 
 
