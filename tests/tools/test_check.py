@@ -21,7 +21,7 @@ from tools.steps import STAGES as CHAIN
 from tools.units import answers
 from tools.units.stored import load
 
-BY_DAY = ["singlegpu.py", "preemptible.py"]
+BY_DAY = ["singlegpu.py"]
 OWN_FILES = [*dict.fromkeys([*BY_DAY, *(f"{stage}.py" for stage in STAGES)])]
 
 TASK = """

@@ -213,7 +213,7 @@ COMMANDS = [
     pytest.param(
         "make bench BENCH_ARGS='--rounds 1 --epochs 1'", "x raw DDP", marks=pytest.mark.long
     ),
-    pytest.param("make chaos FAULTS=1 SEED=65", ": good", marks=[pytest.mark.long, needs_slurm]),
+    pytest.param("make chaos FAULTS=1 SEED=65", ": good", marks=[NIGHTLY, needs_slurm]),
 ]
 
 
