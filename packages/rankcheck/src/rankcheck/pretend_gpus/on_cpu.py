@@ -52,8 +52,8 @@ def put_on_gpu(tensors):
 
 def tensors_of(values):
     """Returns the tensors among arguments or results, and in lists among them."""
-    values = [v for value in values for v in (value if type(value) in (list, tuple) else [value])]
-    return [value for value in values if isinstance(value, torch.Tensor)]
+    lists = [value if isinstance(value, list | tuple) else [value] for value in values]
+    return [v for values in lists for v in values if isinstance(v, torch.Tensor)]
 
 
 def on_cpu(device):
