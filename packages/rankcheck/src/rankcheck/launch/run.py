@@ -125,7 +125,7 @@ class Run:
                 return []
             if silence.passed(written):
                 before, used = used, self.cpu_seconds()
-                if used - before > self.silence_s / 3:  # it computes: who hangs only waits
+                if used - before > self.silence_s / 10:  # it computes: who hangs only waits
                     silence.start = time.monotonic()
                     continue
                 seconds, import_s = silence.seconds_passed(), silence.import_s

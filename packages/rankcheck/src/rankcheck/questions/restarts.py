@@ -150,7 +150,8 @@ def kills_in_a_save(facts, first, has_state):
     """
     whole = facts.whole_run()
     by_path = {}
-    for save in [event for event in whole.events if event.get("saved")]:
+    # Of rank 0, whose events these are: a folder that it makes may be there when others save.
+    for save in [event for event in whole.ranks[0] if event.get("saved")]:
         by_path.setdefault(Path(save["saved"]).name, []).append(save)
     over = {name for name, saves in by_path.items() if is_same_file(saves)}
     events = [event for event in whole.events if "file_event" in event]
