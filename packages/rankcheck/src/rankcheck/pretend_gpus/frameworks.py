@@ -188,10 +188,11 @@ CHANGES = {
     "accelerate.data_loader": change_accelerate_loaders,
     "accelerate.launchers": change_notebook_launchers,
     "deepspeed": change_deepspeed,
+    "tensorboardX.writer": details.follow_runs,
     "torch.utils.tensorboard.writer": details.follow_runs,
     "torchvision.datasets": files.follow_downloads,
-    "wandb": details.follow_runs,
     "transformers.training_args": change_training_arguments,
+    "wandb": details.follow_runs,
 }
 for pytorch in ("lightning.pytorch", "pytorch_lightning"):
     launcher = f"{pytorch}.strategies.launchers.subprocess_script"

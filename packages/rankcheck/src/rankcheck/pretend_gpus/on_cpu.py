@@ -43,6 +43,7 @@ def current():
 
 
 def is_on_gpu(tensor):
+    """Whether a real GPU would hold it; of what has a gradient, functions may hide the origin."""
     return moved.get(id(tensor)) is tensor or tensor.requires_grad
 
 

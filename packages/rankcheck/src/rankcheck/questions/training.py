@@ -137,9 +137,7 @@ def costs(facts):
             text = f"DDP averages the gradients {counts[0]} times in a step: is no_sync missing?"
             yield warning("RC801", first, text)
         if first["lone_root"]:
-            text = (
-                "fully_shard has got the whole model, and none of its blocks: each pass gathers all"
-            )
+            text = "fully_shard got the root, and none of its blocks: each pass gathers the model"
             yield warning("RC806", first, text)
         if all(ranks[0]["searches"] for ranks in steps):
             text = "find_unused_parameters costs time, and none is unused in these steps"

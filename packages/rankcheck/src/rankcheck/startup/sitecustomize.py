@@ -23,7 +23,11 @@ def run_ours():
     if "resource_tracker" in " ".join(sys.orig_argv):  # multiprocessing starts it to clean up
         return
     observed = "AUDIT_STEPS" in os.environ  # by what has pretended GPUs of its own
-    if "PRETEND_GPUS" in os.environ and os.environ.get("CUDA_VISIBLE_DEVICES") and not observed:
+    if (
+        "PRETEND_GPUS" in os.environ
+        and os.environ.get("CUDA_VISIBLE_DEVICES") != ""
+        and not observed
+    ):
         importlib.import_module("rankcheck.pretend_gpus.tensor")
     if "WATCH_FOLDER" in os.environ:
         if "PRETEND_GPUS" in os.environ:
