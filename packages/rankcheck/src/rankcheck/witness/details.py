@@ -374,7 +374,8 @@ def note_run(*args, group=None, mode=None, **options):
 
 def note_writer(writer, log_dir=None, *args, **options):
     if dist.is_initialized():
-        write(tracks=f"TensorBoard, in {log_dir}", place=place())
+        folder = f", in {log_dir}" if log_dir else ""
+        write(tracks=f"TensorBoard{folder}", place=place())
 
 
 def follow_runs(module):
